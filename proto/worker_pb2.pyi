@@ -1,0 +1,166 @@
+from prefixgate.proto import gateway_pb2 as _gateway_pb2
+from prefixgate.proto import generation_pb2 as _generation_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ModelDescription(_message.Message):
+    __slots__ = ("model", "fingerprint", "vocabulary_size", "eos_ids", "context_length", "block_size", "max_call_tokens", "hash_key_fingerprint", "incarnation", "tokenizer", "chat_template", "template_tokens", "text_digest", "protocol_version")
+    class TemplateTokensEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
+    EOS_IDS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_CALL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HASH_KEY_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FIELD_NUMBER: _ClassVar[int]
+    CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    fingerprint: str
+    vocabulary_size: int
+    eos_ids: _containers.RepeatedScalarFieldContainer[int]
+    context_length: int
+    block_size: int
+    max_call_tokens: int
+    hash_key_fingerprint: bytes
+    incarnation: str
+    tokenizer: bytes
+    chat_template: str
+    template_tokens: _containers.ScalarMap[str, str]
+    text_digest: bytes
+    protocol_version: int
+    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., context_length: _Optional[int] = ..., block_size: _Optional[int] = ..., max_call_tokens: _Optional[int] = ..., hash_key_fingerprint: _Optional[bytes] = ..., incarnation: _Optional[str] = ..., tokenizer: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., template_tokens: _Optional[_Mapping[str, str]] = ..., text_digest: _Optional[bytes] = ..., protocol_version: _Optional[int] = ...) -> None: ...
+
+class SessionRequest(_message.Message):
+    __slots__ = ("hello", "submit", "cancel")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    SUBMIT_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    submit: Submit
+    cancel: Cancel
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("gateway", "protocol_version", "incarnation", "hash_key_fingerprint")
+    GATEWAY_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    HASH_KEY_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    gateway: str
+    protocol_version: int
+    incarnation: str
+    hash_key_fingerprint: bytes
+    def __init__(self, gateway: _Optional[str] = ..., protocol_version: _Optional[int] = ..., incarnation: _Optional[str] = ..., hash_key_fingerprint: _Optional[bytes] = ...) -> None: ...
+
+class Submit(_message.Message):
+    __slots__ = ("call_id", "tenant", "request_id", "token_ids", "sampling", "n", "cache", "deadline_seconds", "priority", "time_limit_ms")
+    CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    N_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TIME_LIMIT_MS_FIELD_NUMBER: _ClassVar[int]
+    call_id: int
+    tenant: str
+    request_id: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    sampling: _generation_pb2.SamplingParams
+    n: int
+    cache: _generation_pb2.CacheControl
+    deadline_seconds: float
+    priority: int
+    time_limit_ms: int
+    def __init__(self, call_id: _Optional[int] = ..., tenant: _Optional[str] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_generation_pb2.SamplingParams, _Mapping]] = ..., n: _Optional[int] = ..., cache: _Optional[_Union[_generation_pb2.CacheControl, _Mapping]] = ..., deadline_seconds: _Optional[float] = ..., priority: _Optional[int] = ..., time_limit_ms: _Optional[int] = ...) -> None: ...
+
+class Cancel(_message.Message):
+    __slots__ = ("call_id", "output")
+    CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    call_id: int
+    output: int
+    def __init__(self, call_id: _Optional[int] = ..., output: _Optional[int] = ...) -> None: ...
+
+class StepMessage(_message.Message):
+    __slots__ = ("step", "events")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    events: _containers.RepeatedCompositeFieldContainer[CallEvent]
+    def __init__(self, step: _Optional[int] = ..., events: _Optional[_Iterable[_Union[CallEvent, _Mapping]]] = ...) -> None: ...
+
+class CallEvent(_message.Message):
+    __slots__ = ("call_id", "outputs", "end")
+    CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    call_id: int
+    outputs: _containers.RepeatedCompositeFieldContainer[OutputTokens]
+    end: CallEnd
+    def __init__(self, call_id: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[OutputTokens, _Mapping]]] = ..., end: _Optional[_Union[CallEnd, _Mapping]] = ...) -> None: ...
+
+class OutputTokens(_message.Message):
+    __slots__ = ("index", "token_ids", "finish_reason")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    finish_reason: _generation_pb2.FinishReason
+    def __init__(self, index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[_generation_pb2.FinishReason, str]] = ...) -> None: ...
+
+class CallEnd(_message.Message):
+    __slots__ = ("code", "message", "usage")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    message: str
+    usage: _generation_pb2.Usage
+    def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., usage: _Optional[_Union[_generation_pb2.Usage, _Mapping]] = ...) -> None: ...
+
+class ReportRequest(_message.Message):
+    __slots__ = ("tenant",)
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    def __init__(self, tenant: _Optional[str] = ...) -> None: ...
+
+class WorkerReport(_message.Message):
+    __slots__ = ("incarnation", "pool", "running_calls", "waiting_calls", "queried_tokens", "hit_tokens")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_CALLS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_CALLS_FIELD_NUMBER: _ClassVar[int]
+    QUERIED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    pool: _gateway_pb2.PoolStats
+    running_calls: int
+    waiting_calls: int
+    queried_tokens: int
+    hit_tokens: int
+    def __init__(self, incarnation: _Optional[str] = ..., pool: _Optional[_Union[_gateway_pb2.PoolStats, _Mapping]] = ..., running_calls: _Optional[int] = ..., waiting_calls: _Optional[int] = ..., queried_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,71 @@
+"""The seam between the engine and whatever computes: a model that reads and writes the pool by block table."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from prefixgate.cache.hashing import CacheScope
+from prefixgate.cache.kv_storage import KVLayout, KVStorage
+
+
+class ModelRefusedError(Exception):
+    """The model cannot be served, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextAssets:
+    """What a gateway needs to turn text into this model's ids and back."""
+
+    tokenizer: bytes
+    """A ``tokenizer.json``."""
+    chat_template: str = ""
+    """Jinja; empty where the model has none."""
+    template_tokens: Mapping[str, str] = field(default_factory=dict)
+    """Texts of the special tokens that the template may name (``bos_token``, ``eos_token`` and so on)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What there is to know of a model before it runs."""
+
+    name: str
+    fingerprint: str
+    """Hexadecimal digest of weights, configuration and KV dtype."""
+    vocabulary_size: int
+    """Rows of the logits; ids are 0 to this less one."""
+    eos_ids: tuple[int, ...]
+    context_length: int
+    """Longest prompt plus output, in tokens."""
+    kv_layout: KVLayout
+    text: TextAssets
+
+
+@dataclass(slots=True)
+class Row:
+    """One sequence's part of one step: some tokens of a prompt, or the token sampled last."""
+
+    token_ids: Sequence[int]
+    """The T >= 1 tokens to compute."""
+    start: int
+    """Position of the first of them; the slots of positions 0 to start - 1 are written."""
+    block_ids: Sequence[int]
+    """The sequence's block table, covering at least positions 0 to start + T - 1."""
+    scope: CacheScope
+    needs_logits: bool
+    """Whether the last token's logits are wanted (false inside a chunked prefill)."""
+
+
+class ModelRunner(Protocol):
+    """A model on one device with its pool. Called from the engine's thread only."""
+
+    spec: ModelSpec
+    storage: KVStorage
+
+    def forward(self, rows: Sequence[Row]) -> torch.Tensor:
+        """Compute the rows' tokens: write their slots, read the slots of all positions before.
+
+        Returns float32 ``[R, vocabulary_size]`` on the runner's device, one line for each row that needs logits, in
+        the order of the rows. Only slots below ``start + T`` of each row are read, by selection and not by masking.
+        """
