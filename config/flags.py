@@ -1,0 +1,73 @@
+"""Flags: every setting of the configuration file as an option of the command line."""
+
+import argparse
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import Field
+from pathlib import Path
+from typing import Any
+
+from prefixgate.config.kinds import Flag, Kind
+from prefixgate.config.settings import SECTIONS, Settings, load_settings, setting_fields
+
+
+def flag_name(section: str, setting: str) -> str:
+    """Name the flag of a setting: the setting's own name, with its section where two sections have the same."""
+    owners = [
+        name for name, kind in SECTIONS.items() if any(entry.name == setting for entry, _ in setting_fields(kind))
+    ]
+    stem = setting if len(owners) == 1 else f"{section}_{setting}"
+    return "--" + stem.replace("_", "-")
+
+
+def add_flags(parser: argparse.ArgumentParser, sections: Sequence[str]) -> None:
+    """Add ``--config`` and the flags of some sections; ``section.key`` adds that one flag.
+
+    Values stay text until ``load_settings`` checks them, so that file and flags are refused in the same words.
+    """
+    parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file (TOML); flags win over it")
+    for name, only in ((part[0], part[2]) for part in (text.partition(".") for text in sections)):
+        for entry, kind in setting_fields(SECTIONS[name]):
+            if only in ("", entry.name):
+                _add_flag(parser, name, entry, kind)
+
+
+def _add_flag(parser: argparse.ArgumentParser, section: str, entry: Field[Any], kind: Kind) -> None:
+    flag, key, text = flag_name(section, entry.name), f"{section}.{entry.name}", str(entry.metadata["help"])
+    text = text.replace("%", "%%")
+    if isinstance(kind, Flag):
+        parser.add_argument(flag, dest=key, default=None, action=argparse.BooleanOptionalAction, help=text)
+    else:
+        metavar = (entry.metadata["unit"] or entry.name.rpartition("_")[2]).upper()
+        parser.add_argument(flag, dest=key, default=None, metavar=metavar, help=text)
+
+
+def overrides_from(args: argparse.Namespace) -> dict[str, str]:
+    """Collect the settings that were given as flags, as ``section.key`` and text."""
+    given = {key: value for key, value in vars(args).items() if key.partition(".")[0] in SECTIONS and "." in key}
+    return {key: _flag_text(value) for key, value in given.items() if value is not None}
+
+
+def _flag_text(value: str | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def settings_from(args: argparse.Namespace) -> Settings:
+    """Load the settings that a parsed command line names. Raises SettingsError."""
+    return load_settings(args.config, overrides_from(args))
+
+
+def arguments_for(overrides: Mapping[str, str], keys: Iterable[str]) -> list[str]:
+    """Write overrides as a command line again, those among ``keys`` only and no secret ones."""
+    arguments = []
+    for key in keys:
+        section, _, setting = key.partition(".")
+        entry, kind = next(pair for pair in setting_fields(SECTIONS[section]) if pair[0].name == setting)
+        if key not in overrides or entry.metadata["secret"]:
+            continue
+        flag = flag_name(section, setting)
+        if isinstance(kind, Flag):
+            arguments.append(flag if overrides[key] == "true" else flag.replace("--", "--no-", 1))
+        else:
+            # One word, so that a value beginning with a dash is not taken for a flag.
+            arguments.append(f"{flag}={overrides[key]}")
+    return arguments
