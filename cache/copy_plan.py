@@ -12,7 +12,7 @@ class Copy(NamedTuple):
     tokens: int
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class CopyPlan:
     """The copies of one step, run once and in one launch, so in no order among themselves.
 

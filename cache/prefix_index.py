@@ -1,0 +1,222 @@
+"""Which block holds which tokens: a tree of logical nodes, found by hash and verified by content.
+
+A node is (parent node, token ids). It has exactly one block, its canonical block, and is named by that block's id;
+so "node" and "block id" are one number here. Each scope has a root of its own, numbered from ``num_blocks`` upward,
+so a walk that begins at one scope's root cannot reach another scope's blocks, whatever the hash function does.
+
+Full nodes are found through ``hash -> block``. A hash only finds a candidate: parent and token ids are then compared,
+and since the parents lead to the root, so is the scope. A collision costs a miss and is counted.
+
+A *tail* is a partial node: the unfinished last block of a finished sequence. It has no hash, no children, and is found
+by looking through its parent's children, at most ``SIBLING_SCAN`` of them, newest first.
+
+The tree's links are kept in lists by block id and not in node objects: a 2,048-block prompt is matched, linked and
+unlinked by list operations that cost some 50 ns each.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from prefixgate.cache.hashing import BlockHash, BlockHasher, CacheScope
+
+SIBLING_SCAN = 32
+"""Children looked at for the longest common token prefix. A node with more is a fan-out such as the end of a system
+prompt, where a longer scan finds a token or two more and costs 0.3 us a child on every miss."""
+
+NONE = -1
+_BITS_PER_TOKEN = 32
+
+
+class PartialMatch(NamedTuple):
+    """The child that shares most leading tokens with what a prompt goes on with."""
+
+    block: int
+    tokens: int
+    """Leading tokens in common, at least 1."""
+    whole_tail: bool
+    """Whether the child is a tail and these are all its tokens."""
+
+
+class PrefixIndex:
+    """Hash to block, parent to children: the tree of what is cached."""
+
+    def __init__(self, num_blocks: int, hasher: BlockHasher) -> None:
+        self.num_blocks = num_blocks
+        self.hasher = hasher
+        self.parents = [NONE] * num_blocks
+        """Parent of each node; NONE for blocks that are no node."""
+        self.contents: list[bytes] = [b""] * num_blocks
+        """Packed token ids of each node."""
+        self.hashes: list[BlockHash | None] = [None] * num_blocks
+        """Hash of each full node; None for tails."""
+        self.first_child = [NONE] * num_blocks
+        self._next_sibling = [NONE] * num_blocks
+        self._previous_sibling = [NONE] * num_blocks
+        self._by_hash: dict[BlockHash, int] = {}
+        self._roots: dict[CacheScope, int] = {}
+        self._scopes: dict[int, CacheScope] = {}
+        self._root_users: dict[int, int] = {}
+        self._free_roots: list[int] = []
+        self.collisions_total = 0
+        """Candidates that a hash found and the comparison refused."""
+
+    def __len__(self) -> int:
+        return len(self._by_hash)
+
+    # Roots: one for each scope that has nodes or users; dropped with the last of them, since salts are the clients'
+    # to choose and would otherwise grow without bound.
+
+    def find_root(self, scope: CacheScope) -> int | None:
+        return self._roots.get(scope)
+
+    def scope_of(self, root: int) -> CacheScope:
+        return self._scopes[root]
+
+    def roots(self) -> Iterator[int]:
+        return iter(self._scopes)
+
+    def hold_root(self, scope: CacheScope) -> int:
+        """The scope's root, made where there is none, kept until ``drop_root`` is called as often as this."""
+        root = self._roots.get(scope)
+        if root is None:
+            if self._free_roots:
+                root = self._free_roots.pop()
+            else:
+                root = len(self.first_child)
+                self.first_child.append(NONE)
+            self._roots[scope] = root
+            self._scopes[root] = scope
+            self._root_users[root] = 0
+        self._root_users[root] += 1
+        return root
+
+    def drop_root(self, root: int) -> None:
+        self._root_users[root] -= 1
+        self._forget_unused_root(root)
+
+    def _forget_unused_root(self, root: int) -> None:
+        if self._root_users[root] == 0 and self.first_child[root] == NONE:
+            del self._roots[self._scopes.pop(root)]
+            del self._root_users[root]
+            self._free_roots.append(root)
+
+    # Questions
+
+    def is_node(self, block: int) -> bool:
+        return self.parents[block] != NONE
+
+    def is_tail(self, block: int) -> bool:
+        return self.parents[block] != NONE and self.hashes[block] is None
+
+    def children(self, node: int) -> Iterator[int]:
+        """Children of a node, newest first."""
+        child = self.first_child[node]
+        while child != NONE:
+            yield child
+            child = self._next_sibling[child]
+
+    def find(self, block_hash: BlockHash) -> int | None:
+        """The candidate for a hash, not verified."""
+        return self._by_hash.get(block_hash)
+
+    def match(self, root: int, hashes: Sequence[BlockHash], contents: Sequence[bytes]) -> tuple[list[int], bool]:
+        """Find the longest chain of nodes under a root. Changes nothing.
+
+        Returns the blocks, first to last, and whether the chain ended at a candidate that failed the comparison.
+        """
+        get, found = self._by_hash.get, []
+        for block_hash in hashes:
+            block = get(block_hash)
+            if block is None:
+                break
+            found.append(block)
+        parents, stored = self.parents, self.contents
+        chain = [root, *found[:-1]]
+        # Two comparisons of whole lists in C, since nearly always they hold.
+        if [parents[block] for block in found] == chain and [stored[block] for block in found] == contents[
+            : len(found)
+        ]:
+            return found, False
+        for position, block in enumerate(found):
+            if parents[block] != chain[position] or stored[block] != contents[position]:
+                return found[:position], True
+        return found, False  # pragma: no cover - the lists differed, so the loop returned
+
+    def longest_partial(self, node: int, continuation: bytes) -> PartialMatch | None:
+        """Find the child of a node that begins most like a continuation (packed ids, at most a block). Pure."""
+        best: PartialMatch | None = None
+        wanted = int.from_bytes(continuation, "little")
+        limit = len(continuation) // 4
+        for scanned, child in enumerate(self.children(node)):
+            if scanned == SIBLING_SCAN:
+                break
+            content = self.contents[child]
+            tokens = min(common_tokens(wanted, int.from_bytes(content, "little")), limit, len(content) // 4)
+            if tokens and (best is None or tokens > best.tokens):
+                whole = self.hashes[child] is None and tokens * 4 == len(content)
+                best = PartialMatch(child, tokens, whole)
+        return best
+
+    # Changes
+
+    def insert(self, block: int, parent: int, content: bytes, block_hash: BlockHash | None) -> None:
+        """Make a block the node (parent, content). The node must not exist; a tail has no hash."""
+        sibling = self.first_child[parent]
+        self.first_child[parent] = block
+        self._next_sibling[block] = sibling
+        if sibling != NONE:
+            self._previous_sibling[sibling] = block
+        self._previous_sibling[block] = NONE
+        self.parents[block] = parent
+        self.contents[block] = content
+        self.hashes[block] = block_hash
+        if block_hash is not None:
+            self._by_hash[block_hash] = block
+
+    def insert_chain(
+        self, blocks: Sequence[int], parent: int, contents: Sequence[bytes], hashes: Sequence[BlockHash]
+    ) -> None:
+        """Insert nodes each of which is the parent of the next. None of them may exist."""
+        self.insert(blocks[0], parent, contents[0], hashes[0])
+        parents, stored, named, first_child = self.parents, self.contents, self.hashes, self.first_child
+        next_sibling, previous_sibling = self._next_sibling, self._previous_sibling
+        above = blocks[0]
+        for position in range(1, len(blocks)):
+            block = blocks[position]
+            first_child[above] = block
+            next_sibling[block] = previous_sibling[block] = NONE
+            parents[block] = above
+            stored[block] = contents[position]
+            named[block] = hashes[position]
+            above = block
+        self._by_hash.update(zip(hashes, blocks, strict=True))
+
+    def discard(self, block: int) -> int:
+        """Remove a node without children. Returns its parent."""
+        if self.first_child[block] != NONE:
+            raise RuntimeError(f"node {block} was to be discarded while it has children")
+        block_hash = self.hashes[block]
+        if block_hash is not None:
+            del self._by_hash[block_hash]
+            self.hashes[block] = None
+        parent = self.parents[block]
+        after, before = self._next_sibling[block], self._previous_sibling[block]
+        if before == NONE:
+            self.first_child[parent] = after
+        else:
+            self._next_sibling[before] = after
+        if after != NONE:
+            self._previous_sibling[after] = before
+        self.parents[block] = NONE
+        self.contents[block] = b""
+        if parent >= self.num_blocks and after == NONE:
+            self._forget_unused_root(parent)
+        return parent
+
+
+def common_tokens(first: int, second: int) -> int:
+    """Count the leading tokens that two packed, little-endian runs of ids have in common (as far as both go)."""
+    difference = first ^ second
+    if not difference:
+        return 1 << 30
+    return ((difference & -difference).bit_length() - 1) // _BITS_PER_TOKEN

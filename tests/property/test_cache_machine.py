@@ -1,0 +1,176 @@
+"""A random life of the cache against a plain model: bytes in the pool stand for what was computed there."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from prefixgate.cache.block_table import BlockTable
+from prefixgate.cache.hashing import BlockHash, BlockHasher, CacheScope
+from prefixgate.cache.prefix_cache import PrefixCache
+
+BLOCK = 2
+POOL = 8
+SCOPES = (CacheScope("a", "m"), CacheScope("b", "m"), CacheScope("a", "m", salt="s"))
+tokens = st.integers(0, 1)
+soak = os.environ.get("PREFIXGATE_SOAK") == "1"
+
+
+class WeakHasher(BlockHasher):
+    """Four bits of hash, so that collisions are the rule."""
+
+    def hash_block(self, parent: BlockHash, scope_digest: bytes, packed_ids: bytes) -> BlockHash:
+        return BlockHash(bytes(15) + bytes([super().hash_block(parent, scope_digest, packed_ids)[0] & 15]))
+
+    def hash_blocks(self, parent, scope_digest, blocks):  # type: ignore[no-untyped-def]
+        hashes = []
+        for block in blocks:
+            parent = self.hash_block(parent, scope_digest, block)
+            hashes.append(parent)
+        return hashes
+
+
+@dataclass
+class Live:
+    """A sequence as the engine keeps it."""
+
+    table: BlockTable
+    written: int
+    prompt: int
+    limit: int
+    siblings: list[Live] = field(default_factory=list)
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Slots hold what a model would compute: the scope and all tokens up to theirs. Any wrong slot shows at once."""
+
+    weak = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        hasher = (WeakHasher if self.weak else BlockHasher)(b"0123456789abcdef", block_size=BLOCK)
+        self.cache = PrefixCache(POOL, hasher)
+        self.bytes: list[list[object]] = [[None] * BLOCK for _ in range(POOL)]
+        self.live: list[Live] = []
+
+    def run_plan(self) -> None:
+        plan = self.cache.take_plan()
+        sources = {copy.src for copy in plan.copies}
+        destinations = [copy.dst for copy in plan.copies]
+        assert not sources & set(destinations)
+        assert len(set(destinations)) == len(destinations)
+        assert not sources & set(plan.fresh)
+        for block in plan.fresh:
+            self.bytes[block] = ["poison"] * BLOCK
+        for src, dst, count in plan.copies:
+            self.bytes[dst][:count] = self.bytes[src][:count]
+        self.cache.plan_done(plan)
+
+    def slot(self, table: BlockTable, position: int) -> tuple[int, int]:
+        return table.block_ids[position // BLOCK], position % BLOCK
+
+    def check_written(self, live: Live) -> None:
+        for position in range(live.written):
+            block, offset = self.slot(live.table, position)
+            expected = (live.table.scope, tuple(live.table.token_ids[: position + 1]))
+            assert self.bytes[block][offset] == expected, f"position {position}"
+
+    def compute(self, live: Live, count: int) -> None:
+        stop = live.written + count
+        self.cache.writable(live.table, live.written, stop)
+        self.run_plan()
+        self.check_written(live)
+        for position in range(live.written, stop):
+            block, offset = self.slot(live.table, position)
+            self.bytes[block][offset] = (live.table.scope, tuple(live.table.token_ids[: position + 1]))
+        live.written = stop
+        self.cache.publish(live.table, stop)
+
+    @rule(
+        scope=st.sampled_from(SCOPES),
+        prompt=st.lists(tokens, min_size=1, max_size=9),
+        new=st.integers(1, 6),
+        outputs=st.integers(1, 3),
+    )
+    def admit(self, scope: CacheScope, prompt: list[int], new: int, outputs: int) -> None:
+        expected = self.cache.match(scope, prompt).cached_tokens
+        before = self.cache.stats()
+        if self.cache.blocks_needed(len(prompt), new, outputs) > POOL:
+            return
+        admission = self.cache.admit(scope, prompt, outputs=outputs, max_new_tokens=new)
+        if admission is None:
+            assert self.cache.stats() == before
+            return
+        assert admission.cached_tokens <= len(prompt) - 1
+        assert admission.cached_tokens <= expected
+        live = Live(admission.table, admission.cached_tokens, len(prompt), len(prompt) + new - 1)
+        self.run_plan()
+        self.check_written(live)
+        self.compute(live, len(prompt) - live.written)
+        for _ in range(outputs - 1):
+            ids = list(prompt)
+            self.live.append(Live(self.cache.fork(live.table, ids), live.written, live.prompt, live.limit))
+        self.live.append(live)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), token=tokens)
+    def decode(self, data: st.DataObject, token: int) -> None:
+        live = data.draw(st.sampled_from(self.live))
+        if live.written < live.limit:
+            live.table.token_ids.append(token)
+            self.compute(live, 1)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), extra=st.booleans())
+    def finish(self, data: st.DataObject, extra: bool) -> None:
+        live = data.draw(st.sampled_from(self.live))
+        self.live.remove(live)
+        if extra:  # the last sampled token, which has no slot
+            live.table.token_ids.append(1)
+        self.cache.release(live.table, live.written)
+        self.cache.release(live.table, live.written)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def fault(self, data: st.DataObject) -> None:
+        live = data.draw(st.sampled_from(self.live))
+        self.live.remove(live)
+        self.cache.release(live.table, live.table.num_published * BLOCK)
+
+    @invariant()
+    def sound(self) -> None:
+        self.cache.check_integrity()
+        for live in self.live:
+            self.check_written(live)
+
+    def teardown(self) -> None:
+        for live in self.live:
+            self.cache.release(live.table, live.written)
+        self.run_plan()
+        self.cache.check_integrity()
+        stats = self.cache.stats()
+        assert stats.references == 0
+        assert stats.reserved_blocks == 0
+        assert stats.free_blocks + stats.cached_blocks == POOL
+
+
+class WeakHashMachine(CacheMachine):
+    """The same with a hash that collides all the time."""
+
+    weak = True
+
+
+_profile = settings(
+    max_examples=400 if soak else 40,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+TestCacheMachine = CacheMachine.TestCase
+TestCacheMachine.settings = _profile
+TestWeakHashMachine = WeakHashMachine.TestCase
+TestWeakHashMachine.settings = _profile
