@@ -1,0 +1,44 @@
+"""Tenants and the API keys that speak for them. Only digests of keys are kept: a read configuration opens nothing."""
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Mapping
+
+from prefixgate.config.settings import TenantSettings
+
+LOCAL_TENANT = "local"
+"""The one tenant of a gateway without configured tenants."""
+
+_PREFIX = "sha256:"
+
+
+def new_api_key() -> str:
+    """Make a random API key of 256 bits."""
+    return "pg-" + secrets.token_urlsafe(32)
+
+
+def digest_api_key(key: bytes) -> str:
+    """Write a key's digest the way the configuration holds it.
+
+    A plain SHA-256 is enough, where a password would need a slow hash: keys are random and too many to try.
+    """
+    return _PREFIX + hashlib.sha256(key).hexdigest()
+
+
+class TenantKeys:
+    """Knows whose key a key is."""
+
+    def __init__(self, tenants: Mapping[str, TenantSettings]) -> None:
+        self._owners = [(digest.encode(), name) for name, tenant in tenants.items() for digest in tenant.api_keys]
+
+    def owner(self, key: bytes) -> str | None:
+        """Find the tenant of a key, or None.
+
+        Compares with every digest and in constant time, so that the time taken tells nothing about any key.
+        """
+        offered, found = digest_api_key(key).encode(), None
+        for digest, name in self._owners:
+            if hmac.compare_digest(offered, digest):
+                found = name
+        return found
