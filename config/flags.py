@@ -1,7 +1,7 @@
 """Flags: every setting of the configuration file as an option of the command line."""
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import Field
 from pathlib import Path
 from typing import Any
@@ -19,20 +19,30 @@ def flag_name(section: str, setting: str) -> str:
     return "--" + stem.replace("_", "-")
 
 
-def add_flags(parser: argparse.ArgumentParser, sections: Sequence[str]) -> None:
-    """Add ``--config`` and the flags of some sections; ``section.key`` adds that one flag.
+def setting_keys(names: Iterable[str]) -> list[str]:
+    """List the keys (``section.key``) that some names stand for: a section for all of its keys, a key for itself."""
+    keys = []
+    for name in names:
+        section, _, only = name.partition(".")
+        keys += [
+            f"{section}.{entry.name}" for entry, _ in setting_fields(SECTIONS[section]) if only in ("", entry.name)
+        ]
+    return keys
+
+
+def add_flags(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
+    """Add ``--config`` and the flags of some sections or single settings (``section.key``).
 
     Values stay text until ``load_settings`` checks them, so that file and flags are refused in the same words.
     """
     parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file (TOML); flags win over it")
-    for name, only in ((part[0], part[2]) for part in (text.partition(".") for text in sections)):
-        for entry, kind in setting_fields(SECTIONS[name]):
-            if only in ("", entry.name):
-                _add_flag(parser, name, entry, kind)
+    for key in setting_keys(names):
+        _add_flag(parser, key)
 
 
-def _add_flag(parser: argparse.ArgumentParser, section: str, entry: Field[Any], kind: Kind) -> None:
-    flag, key, text = flag_name(section, entry.name), f"{section}.{entry.name}", str(entry.metadata["help"])
+def _add_flag(parser: argparse.ArgumentParser, key: str) -> None:
+    section, entry, kind = _setting(key)
+    flag, text = flag_name(section, entry.name), str(entry.metadata["help"])
     text = text.replace("%", "%%")
     if isinstance(kind, Flag):
         parser.add_argument(flag, dest=key, default=None, action=argparse.BooleanOptionalAction, help=text)
@@ -56,18 +66,23 @@ def settings_from(args: argparse.Namespace) -> Settings:
     return load_settings(args.config, overrides_from(args))
 
 
-def arguments_for(overrides: Mapping[str, str], keys: Iterable[str]) -> list[str]:
-    """Write overrides as a command line again, those among ``keys`` only and no secret ones."""
+def arguments_for(overrides: Mapping[str, str], names: Iterable[str]) -> list[str]:
+    """Write overrides as a command line again: those of some sections or settings, and no secret ones."""
     arguments = []
-    for key in keys:
-        section, _, setting = key.partition(".")
-        entry, kind = next(pair for pair in setting_fields(SECTIONS[section]) if pair[0].name == setting)
+    for key in setting_keys(names):
+        section, entry, kind = _setting(key)
         if key not in overrides or entry.metadata["secret"]:
             continue
-        flag = flag_name(section, setting)
+        flag = flag_name(section, entry.name)
         if isinstance(kind, Flag):
             arguments.append(flag if overrides[key] == "true" else flag.replace("--", "--no-", 1))
         else:
             # One word, so that a value beginning with a dash is not taken for a flag.
             arguments.append(f"{flag}={overrides[key]}")
     return arguments
+
+
+def _setting(key: str) -> tuple[str, Field[Any], Kind]:
+    section, _, name = key.partition(".")
+    entry, kind = next(pair for pair in setting_fields(SECTIONS[section]) if pair[0].name == name)
+    return section, entry, kind
