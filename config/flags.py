@@ -1,12 +1,13 @@
 """Flags: every setting of the configuration file as an option of the command line."""
 
 import argparse
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import Field
 from pathlib import Path
 from typing import Any
 
-from prefixgate.config.kinds import Flag, Kind
+from prefixgate.config.kinds import Flag, Kind, Size, format_size
 from prefixgate.config.settings import SECTIONS, Settings, load_settings, setting_fields
 
 
@@ -42,13 +43,21 @@ def add_flags(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
 
 def _add_flag(parser: argparse.ArgumentParser, key: str) -> None:
     section, entry, kind = _setting(key)
-    flag, text = flag_name(section, entry.name), str(entry.metadata["help"])
+    flag, text = flag_name(section, entry.name), f"{entry.metadata['help']} Default: {format_default(entry, kind)}."
     text = text.replace("%", "%%")
     if isinstance(kind, Flag):
         parser.add_argument(flag, dest=key, default=None, action=argparse.BooleanOptionalAction, help=text)
     else:
         metavar = (entry.metadata["unit"] or entry.name.rpartition("_")[2]).upper()
         parser.add_argument(flag, dest=key, default=None, metavar=metavar, help=text)
+
+
+def format_default(entry: Field[Any], kind: Kind) -> str:
+    """Write a setting's default as the configuration file would."""
+    default: Any = entry.default
+    if default is None:
+        return "not set"
+    return json.dumps(format_size(default) if isinstance(kind, Size) else default)
 
 
 def overrides_from(args: argparse.Namespace) -> dict[str, str]:

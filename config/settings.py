@@ -70,7 +70,7 @@ class WorkerSettings:
     )
     model: str = _setting(
         "smollm2",
-        Text("a model", r"[^\x00-\x1f\x7f]+"),
+        Text("a name or a path, not empty", r"[^\x00-\x1f\x7f]+"),
         '"smollm2" (a small chat model that runs on a CPU), "witness" (a built-in diagnostic model without weights), '
         "the folder of a Hugging Face causal language model, or a GGUF file.",
     )

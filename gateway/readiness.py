@@ -1,0 +1,31 @@
+"""Readiness: waits for a server to say that it serves."""
+
+import asyncio
+
+import grpc.aio
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+
+from prefixgate.proto.transport import CHANNEL_OPTIONS
+
+_RETRY_MS = 250
+# A server that is still starting is no reason to back off for minutes, which is gRPC's default.
+_EAGER = tuple((f"grpc.{name}_reconnect_backoff_ms", _RETRY_MS) for name in ("initial", "min", "max"))
+
+
+async def until_serving(address: str) -> None:
+    """Wait until the server at ``address`` listens and its standard health service says SERVING."""
+    async with grpc.aio.insecure_channel(address, options=[*CHANNEL_OPTIONS, *_EAGER]) as channel:
+        # The library's stub would do, if its type hints knew this method.
+        watch = channel.unary_stream(
+            "/grpc.health.v1.Health/Watch",
+            request_serializer=HealthCheckRequest.SerializeToString,
+            response_deserializer=HealthCheckResponse.FromString,
+        )
+        while True:
+            try:
+                async for answer in watch(HealthCheckRequest(), wait_for_ready=True):
+                    if answer.status == HealthCheckResponse.SERVING:
+                        return
+            except grpc.aio.AioRpcError:
+                # The server went away; whoever started it sees that, and may start it again.
+                await asyncio.sleep(_RETRY_MS / 1000)

@@ -1,0 +1,103 @@
+"""The reference page of settings and flags, made from the settings themselves: ``docs/configuration.md``.
+
+``make reference`` writes the page anew.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from prefixgate.config.flags import flag_name, format_default, setting_keys
+from prefixgate.config.hash_key import HASH_KEY_VARIABLE
+from prefixgate.config.settings import SECTIONS, TenantSettings, setting_fields
+from prefixgate.gateway.cli import COMMAND_SETTINGS, COMMANDS
+from prefixgate.gateway.generate_command import API_KEY_VARIABLE, add_generate_arguments
+
+_HEAD = """\
+# Configuration
+
+One TOML file holds all settings; `--config FILE` names it. Gateway and worker can read the same one. Every setting is
+also a flag, and a flag wins over the file. What the file does not say has the default below. An unknown section or key
+is refused with its name and the known ones; a value of the wrong type or out of range with its key, the value, and
+what is allowed. The column *of* names the commands that take the flag.
+
+```toml
+[worker]
+model = "smollm2"
+
+[cache]
+memory = "2GiB"
+
+[tenants.search]
+api_keys = ["sha256:0f2b..."]
+```
+"""
+
+_TENANTS = f"""\
+## [tenants.NAME]
+
+{(TenantSettings.__doc__ or "").strip()}
+
+A name is 1 to 64 of `a-z`, `0-9`, `-`, `_` and `.`; `other` is taken. Without any tenant there is one, `local`, who
+needs no key; the gateway then refuses to listen where other machines could reach it. Clients send the metadata
+`authorization: Bearer KEY`. There are no flags for tenants.
+"""
+
+_ENVIRONMENT = f"""\
+## Environment variables
+
+| variable | meaning |
+|---|---|
+| `{HASH_KEY_VARIABLE}` | The hash key in hexadecimal digits, for gateway and worker. Wins over `cache.hash_key` and \
+`cache.hash_key_file`. |
+| `{API_KEY_VARIABLE}` | The API key that `prefixgate generate` sends, where `--api-key` is not given. |
+"""
+
+
+def page() -> str:
+    """Write the page."""
+    lines = [_HEAD]
+    for name, section in SECTIONS.items():
+        lines += [f"## [{name}]", "", (section.__doc__ or "").strip(), "", *_section_table(name, section), ""]
+    lines += [_TENANTS, *_tenant_table(), "", *_commands(), "", _ENVIRONMENT]
+    return "\n".join(lines)
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _section_table(name: str, section: type[Any]) -> Iterator[str]:
+    takes = {command: setting_keys(names) for command, names in COMMAND_SETTINGS.items()}
+    yield from ("| key | flag | of | default | meaning | allowed |", "|---|---|---|---|---|---|")
+    for entry, kind in setting_fields(section):
+        flag, default = flag_name(name, entry.name), format_default(entry, kind)
+        commands = ", ".join(command for command, keys in takes.items() if f"{name}.{entry.name}" in keys)
+        yield _row(f"`{entry.name}`", f"`{flag}`", commands, f"`{default}`", entry.metadata["help"], kind.allowed)
+
+
+def _tenant_table() -> Iterator[str]:
+    yield from ("| key | meaning | allowed |", "|---|---|---|")
+    for entry, kind in setting_fields(TenantSettings):
+        yield _row(f"`{entry.name}`", entry.metadata["help"], kind.allowed)
+
+
+def _commands() -> Iterator[str]:
+    yield from ("## Commands", "", "| command | what it does |", "|---|---|")
+    for name, _, summary, _ in COMMANDS:
+        yield _row(f"`prefixgate {name}`", summary)
+    yield from ("", "`prefixgate generate` takes:", "", "| argument | meaning |", "|---|---|")
+    for action in add_generate_arguments(argparse.ArgumentParser()):
+        yield _row(f"`{_spelling(action)}`", str(action.help))
+
+
+def _spelling(action: argparse.Action) -> str:
+    if not action.option_strings:
+        return str(action.metavar)
+    values = f" {action.metavar}" if action.nargs != 0 and action.metavar else ""
+    return ", ".join(action.option_strings) + values
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())
