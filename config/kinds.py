@@ -10,12 +10,16 @@ from typing import Protocol
 
 from prefixgate.config.address import parse_address
 
-_SIZE = re.compile(r"(\d{1,15})\s*(B|KiB|MiB|GiB|TiB)?", re.ASCII)
+_SIZE = re.compile(r"(\d{1,18})\s*(B|KiB|MiB|GiB|TiB)?", re.ASCII)
 _SIZE_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
+class NotAllowedError(ValueError):
+    """The value is none of those that the kind allows."""
+
+
 class Kind(Protocol):
-    """What a setting's value may be. Both readers raise ValueError for anything else."""
+    """What a setting's value may be. Both readers raise NotAllowedError for anything else."""
 
     @property
     def allowed(self) -> str:
@@ -40,7 +44,7 @@ class Flag:
 
     def read(self, value: object) -> bool:
         if not isinstance(value, bool):
-            raise ValueError
+            raise NotAllowedError
         return value
 
     def read_text(self, text: str) -> bool:
@@ -61,12 +65,12 @@ class Integer:
     def read(self, value: object) -> int:
         # TOML's true is Python's 1.
         if isinstance(value, bool) or not isinstance(value, int) or not self.minimum <= value <= self.maximum:
-            raise ValueError
+            raise NotAllowedError
         return value
 
     def read_text(self, text: str) -> int:
         if not re.fullmatch(r"-?[0-9]{1,18}", text):
-            raise ValueError
+            raise NotAllowedError
         return self.read(int(text))
 
 
@@ -84,13 +88,16 @@ class Number:
     def read(self, value: object) -> float:
         # Infinity and NaN are TOML values; NaN fails no comparison that asks for "too small or too large".
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ValueError
+            raise NotAllowedError
         if not self.minimum <= value <= self.maximum:
-            raise ValueError
+            raise NotAllowedError
         return float(value)
 
     def read_text(self, text: str) -> float:
-        return self.read(float(text))
+        try:
+            return self.read(float(text))
+        except ValueError:
+            raise NotAllowedError from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +116,13 @@ class Size:
         if isinstance(value, str):
             return self.read_text(value)
         if isinstance(value, bool) or not isinstance(value, int) or not self.minimum <= value <= self.maximum:
-            raise ValueError
+            raise NotAllowedError
         return value
 
     def read_text(self, text: str) -> int:
         match = _SIZE.fullmatch(text)
         if match is None:
-            raise ValueError
+            raise NotAllowedError
         return self.read(int(match[1]) * _SIZE_UNITS[match[2] or "B"])
 
 
@@ -137,9 +144,9 @@ class Text:
 
     def read(self, value: object) -> str:
         if not isinstance(value, str) or not re.fullmatch(self.pattern, value):
-            raise ValueError
+            raise NotAllowedError
         if len(value.encode()) > self.max_bytes:
-            raise ValueError
+            raise NotAllowedError
         return value
 
     def read_text(self, text: str) -> str:
@@ -158,7 +165,7 @@ class Choice:
 
     def read(self, value: object) -> str:
         if not isinstance(value, str) or value not in self.choices:
-            raise ValueError
+            raise NotAllowedError
         return value
 
     def read_text(self, text: str) -> str:
@@ -181,11 +188,15 @@ class AddressText:
 
     def read(self, value: object) -> str:
         if not isinstance(value, str):
-            raise ValueError
+            raise NotAllowedError
         if value == "" and self.empty:
             return value
-        if parse_address(value).is_unix and not self.unix:
-            raise ValueError
+        try:
+            address = parse_address(value)
+        except ValueError:
+            raise NotAllowedError from None
+        if address.is_unix and not self.unix:
+            raise NotAllowedError
         return value
 
     def read_text(self, text: str) -> str:
@@ -204,10 +215,10 @@ class TextList:
 
     def read(self, value: object) -> tuple[str, ...]:
         if not isinstance(value, list) or not value:
-            raise ValueError
+            raise NotAllowedError
         items = tuple(self.item.read(item) for item in value)
         if len(set(items)) < len(items):
-            raise ValueError
+            raise NotAllowedError
         return items
 
     def read_text(self, text: str) -> tuple[str, ...]:

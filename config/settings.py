@@ -10,7 +10,18 @@ from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from prefixgate.config.kinds import AddressText, Choice, Flag, Integer, Kind, Number, Size, Text, TextList
+from prefixgate.config.kinds import (
+    AddressText,
+    Choice,
+    Flag,
+    Integer,
+    Kind,
+    NotAllowedError,
+    Number,
+    Size,
+    Text,
+    TextList,
+)
 
 T = TypeVar("T")
 
@@ -208,7 +219,7 @@ def _checked(key: str, entry: Field[Any], value: object, *, from_flag: bool = Fa
     kind: Kind = entry.metadata["kind"]
     try:
         return kind.read_text(str(value)) if from_flag else kind.read(value)
-    except ValueError:
+    except NotAllowedError:
         shown = "(not shown)" if entry.metadata["secret"] else repr(value)
         raise SettingsError(f"{key}: {shown} is not allowed; it must be {kind.allowed}") from None
 
@@ -230,7 +241,7 @@ def _read_tenants(value: object) -> dict[str, TenantSettings]:
     for name, table in _table("tenants", value).items():
         try:
             _TENANT_NAME.read(name)
-        except ValueError:
+        except NotAllowedError:
             raise SettingsError(f"tenants.{name!r}: a tenant's name must be {_TENANT_NAME.allowed}") from None
         if name in RESERVED_TENANTS:
             raise SettingsError(f"tenants.{name}: this name is taken by the metrics; choose another")

@@ -1,0 +1,110 @@
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from prefixgate.config.flags import (
+    add_flags,
+    arguments_for,
+    flag_name,
+    format_default,
+    overrides_from,
+    setting_keys,
+    settings_from,
+)
+from prefixgate.config.settings import SECTIONS, Settings, SettingsError, load_settings, setting_fields
+
+ALL = list(SECTIONS)
+
+
+def parse(arguments: Sequence[str], names: Sequence[str] = ALL) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_flags(parser, names)
+    return parser.parse_args(arguments)
+
+
+def test_a_flag_bears_its_section_only_where_two_sections_have_its_name() -> None:
+    names = [flag_name(*key.split(".")) for key in setting_keys(ALL)]
+    assert len(set(names)) == len(names)
+    assert {"--gateway-listen", "--worker-listen", "--gateway-http", "--worker-http"} <= set(names)
+    assert {"--gateway-drain-seconds", "--worker-drain-seconds", "--model", "--max-running", "--blocks"} <= set(names)
+
+
+def test_no_flag_given_changes_nothing() -> None:
+    args = parse([])
+    assert overrides_from(args) == {}
+    assert settings_from(args) == Settings()
+
+
+def test_every_setting_can_be_given_as_a_flag() -> None:
+    values = {
+        "gateway.listen": "127.0.0.1:1",
+        "gateway.http": "127.0.0.1:2",
+        "gateway.worker": "unix:/a",
+        "gateway.default_max_tokens": "3",
+        "gateway.max_outputs": "4",
+        "gateway.max_prompt_bytes": "5KiB",
+        "gateway.drain_seconds": "6.5",
+        "worker.listen": "unix:/b",
+        "worker.http": "127.0.0.1:3",
+        "worker.model": "-odd",
+        "worker.served_name": "name",
+        "worker.device": "cuda:1",
+        "worker.dtype": "float16",
+        "worker.threads": "7",
+        "worker.max_batch_tokens": "8",
+        "worker.max_running": "9",
+        "worker.max_waiting": "10",
+        "worker.drain_seconds": "11",
+        "cache.memory": "1MiB",
+        "cache.hash_key": "ab" * 16,
+        "cache.hash_key_file": "",
+        "cache.poison": "true",
+        "cache.blocks": "12",
+    }
+    assert set(values) == set(setting_keys(ALL))
+    given = [f"{flag_name(*key.split('.'))}={value}" for key, value in values.items() if key != "cache.poison"]
+    overrides = overrides_from(parse([*given, "--poison"]))
+    assert overrides == values
+    del overrides["cache.memory"]
+    settings = load_settings(None, overrides)
+    defaults = Settings()
+    for key in overrides:
+        section, _, name = key.partition(".")
+        changed = getattr(getattr(settings, section), name)
+        assert changed != getattr(getattr(defaults, section), name) or key == "cache.hash_key_file"
+
+
+def test_only_the_settings_asked_for_are_taken() -> None:
+    keys = setting_keys(["gateway", "cache.hash_key_file"])
+    assert keys == [*setting_keys(["gateway"]), "cache.hash_key_file"]
+    assert overrides_from(parse(["--hash-key-file", "x"], ["cache.hash_key_file"])) == {"cache.hash_key_file": "x"}
+    with pytest.raises(SystemExit):
+        parse(["--blocks", "4"], ["gateway", "cache.hash_key_file"])
+
+
+def test_overrides_become_the_same_overrides_again_but_for_secrets() -> None:
+    overrides = {"cache.poison": "false", "worker.model": "-odd --model", "cache.blocks": "4", "gateway.worker": ""}
+    arguments = arguments_for({**overrides, "cache.hash_key": "ab" * 16}, ALL)
+    assert overrides_from(parse(arguments)) == overrides
+    assert arguments_for(overrides, ["cache"]) == ["--blocks=4", "--no-poison"]
+    assert overrides_from(parse(arguments_for({"cache.poison": "true"}, ALL))) == {"cache.poison": "true"}
+
+
+def test_the_file_named_by_the_command_line_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text("[cache]\nblocks = 4\n[worker]\nthreads = 2")
+    settings = settings_from(parse(["--config", str(path), "--blocks", "8"]))
+    assert (settings.cache.blocks, settings.worker.threads) == (8, 2)
+    with pytest.raises(SettingsError, match=r"cache\.blocks: '1' is not allowed"):
+        settings_from(parse(["--config", str(path), "--blocks", "1"]))
+
+
+def test_the_help_tells_every_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for section in SECTIONS.values():
+        for entry, kind in setting_fields(section):
+            assert f"Default: {format_default(entry, kind)}." in text

@@ -1,0 +1,157 @@
+from pathlib import Path
+
+import pytest
+
+from prefixgate.config.settings import (
+    SECTIONS,
+    CacheSettings,
+    Settings,
+    SettingsError,
+    TenantSettings,
+    load_settings,
+    setting_fields,
+)
+
+DIGEST = "sha256:" + "0123456789abcdef" * 4
+OTHER_DIGEST = "sha256:" + "f" * 64
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> "Writer":
+    return Writer(tmp_path / "prefixgate.toml")
+
+
+class Writer:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __call__(self, text: str) -> Path:
+        self.path.write_text(text, encoding="utf-8")
+        return self.path
+
+
+def refusal(path: Path | None, **overrides: str) -> str:
+    with pytest.raises(SettingsError) as error:
+        load_settings(path, {key.replace("__", "."): value for key, value in overrides.items()})
+    return str(error.value)
+
+
+def test_nothing_said_means_the_defaults(write: Writer) -> None:
+    assert load_settings(None, {}) == Settings() == load_settings(write(""), {})
+
+
+def test_every_default_is_a_value_that_may_be_set(write: Writer) -> None:
+    for section in SECTIONS.values():
+        for entry, kind in setting_fields(section):
+            if entry.default is not None:
+                assert kind.read(entry.default) == entry.default
+
+
+def test_the_file_is_read_and_a_flag_wins_over_it(write: Writer) -> None:
+    path = write(
+        f"""
+        [gateway]
+        listen = "0.0.0.0:8050"
+        max_prompt_bytes = "1MiB"
+        drain_seconds = 5
+        [worker]
+        model = "witness"
+        max_running = 8
+        [cache]
+        blocks = 64
+        poison = true
+        [tenants.blue]
+        api_keys = ["{DIGEST}"]
+        [tenants."red-2.x_y"]
+        api_keys = ["{OTHER_DIGEST}"]
+        """
+    )
+    settings = load_settings(path, {"worker.max_running": "4", "cache.poison": "false"})
+    assert settings.gateway.listen == "0.0.0.0:8050"
+    assert settings.gateway.max_prompt_bytes == 1 << 20
+    assert settings.gateway.drain_seconds == 5.0
+    assert (settings.worker.model, settings.worker.max_running) == ("witness", 4)
+    assert settings.cache == CacheSettings(blocks=64, poison=False)
+    assert settings.tenants == {"blue": TenantSettings((DIGEST,)), "red-2.x_y": TenantSettings((OTHER_DIGEST,))}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[cach]\nblocks = 4", ["cach:", "did you mean cache?", "gateway, worker, cache, tenants"]),
+        ("[cache]\nblock = 4", ["cache.block:", "did you mean cache.blocks?", "memory, blocks"]),
+        ("blocks = 4", ["blocks:", "known here: gateway"]),
+        ("cache = 4", ["cache: 4", "must be a table", "[cache]"]),
+        ("[worker]\nmax_running = 0", ["worker.max_running: 0", "an integer from 1 to 4,096"]),
+        ("[worker]\nmax_running = 4097", ["worker.max_running: 4097", "4,096"]),
+        ("[worker]\nmax_running = true", ["worker.max_running: True", "an integer"]),
+        ('[worker]\nmax_running = "8"', ["worker.max_running: '8'", "an integer"]),
+        ("[worker]\ndrain_seconds = nan", ["worker.drain_seconds: nan", "a number from 0"]),
+        ("[worker]\ndrain_seconds = inf", ["worker.drain_seconds: inf"]),
+        ('[worker]\ndtype = "int4"', ["worker.dtype: 'int4'", '"auto", "float32", "float16", "bfloat16"']),
+        ('[worker]\ndevice = "tpu"', ["worker.device: 'tpu'", '"cuda:N"']),
+        ('[worker]\nmodel = ""', ["worker.model: ''"]),
+        ('[gateway]\nhttp = "unix:/a"', ["gateway.http: 'unix:/a'", "HOST:PORT"]),
+        ('[cache]\nmemory = "512MB"', ["cache.memory: '512MB'", '"512MiB"']),
+        ('[cache]\npoison = "true"', ["cache.poison: 'true'", "true or false"]),
+        ("[cache]\nblocks = 4\nmemory = 4096", ["cache.memory and cache.blocks (4)", "only one"]),
+    ],
+)
+def test_a_wrong_key_or_value_is_refused_by_name(write: Writer, text: str, words: list[str]) -> None:
+    message = refusal(write(text))
+    assert [word for word in words if word not in message] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[tenants]\nblue = 1", ["tenants.blue: 1", "table"]),
+        ("[tenants.blue]", ["tenants.blue.api_keys", "at least one"]),
+        ("[tenants.blue]\napi_keys = []", ["tenants.blue.api_keys: []"]),
+        ('[tenants.blue]\napi_keys = ["pg-plain"]', ["tenants.blue.api_keys", "sha256:"]),
+        (f'[tenants.blue]\napi_key = ["{DIGEST}"]', ["tenants.blue.api_key:", "did you mean tenants.blue.api_keys?"]),
+        (f'[tenants.other]\napi_keys = ["{DIGEST}"]', ["tenants.other", "taken"]),
+        (f'[tenants."Blue"]\napi_keys = ["{DIGEST}"]', ["'Blue'", "a-z"]),
+        (f'[tenants.{"x" * 65}]\napi_keys = ["{DIGEST}"]', ["x" * 65, "64"]),
+        (
+            f'[tenants.a]\napi_keys = ["{DIGEST}"]\n[tenants.b]\napi_keys = ["{DIGEST}"]',
+            ["tenants.b.api_keys", "tenant a too"],
+        ),
+    ],
+)
+def test_a_wrong_tenant_is_refused_by_name(write: Writer, text: str, words: list[str]) -> None:
+    message = refusal(write(text))
+    assert [word for word in words if word not in message] == []
+
+
+def test_flags_are_checked_like_the_file() -> None:
+    assert "worker.max_running: '0'" in refusal(None, worker__max_running="0")
+    assert "did you mean worker.max_running?" in refusal(None, worker__max_runing="1")
+    assert "works: there is no such setting" in refusal(None, works__max_running="1")
+    assert "tenants: there is no such setting" in refusal(None, tenants__blue="1")
+
+
+def test_what_is_no_settings_file_is_refused_with_its_name(tmp_path: Path, write: Writer) -> None:
+    assert "missing.toml: cannot be read: No such file" in refusal(tmp_path / "missing.toml")
+    assert "cannot be read: Is a directory" in refusal(tmp_path)
+    assert "prefixgate.toml: is not TOML" in refusal(write("[cache"))
+    assert "prefixgate.toml: is not TOML" in refusal(write("[cache]\nblocks = 4\nblocks = 5"))
+    write.path.write_bytes(b'[worker]\nmodel = "\xff"')
+    assert "is not TOML" in refusal(write.path)
+    assert "larger than" in refusal(write("#" * (1 << 20) + "\n"))
+
+
+def test_a_secret_is_shown_neither_in_a_refusal_nor_in_the_settings(write: Writer) -> None:
+    secret = "ab" * 16
+    message = refusal(write(f'[cache]\nhash_key = "{secret}g"'))
+    assert "cache.hash_key: (not shown)" in message
+    assert secret not in message
+    assert secret not in refusal(write(f'[cache]\nhash_key = "{secret}"\nhash_key_file = "/x"'))
+    settings = load_settings(write(f'[cache]\nhash_key = "{secret}"'), {})
+    assert settings.cache.hash_key == secret
+    assert secret not in repr(settings)
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        Settings().gateway.listen = "0.0.0.0:1"  # type: ignore[misc]
