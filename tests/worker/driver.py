@@ -1,0 +1,186 @@
+"""An engine on the witness model, driven step by step."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from grpc import StatusCode
+
+from prefixgate.cache.hashing import BlockHasher, CacheScope
+from prefixgate.cache.kv_storage import KVStorage, TorchKVStorage
+from prefixgate.cache.prefix_cache import PrefixCache
+from prefixgate.worker.engine import Engine
+from prefixgate.worker.model_runner import ModelRunner, ModelSpec, Row
+from prefixgate.worker.observations import Observations
+from prefixgate.worker.outbox import News
+from prefixgate.worker.request import End, Request, SamplingParams, Usage
+from prefixgate.worker.scheduler import Limits
+from prefixgate.worker.sequence import FinishReason
+from prefixgate.worker.witness import WitnessModel, witness_layout
+from prefixgate.worker.witness_options import WitnessOptions
+
+MODEL = "witness@fingerprint"
+MAX_STEPS = 10_000
+
+
+@dataclass(eq=False)
+class Call:
+    """What the sink of one call heard."""
+
+    request: Request
+    outputs: dict[int, list[int]] = field(default_factory=dict)
+    finished: dict[int, FinishReason] = field(default_factory=dict)
+    end: End | None = None
+
+    @property
+    def code(self) -> StatusCode | None:
+        return self.end.code if self.end else None
+
+    @property
+    def usage(self) -> Usage:
+        return self.request.usage
+
+    def hear(self, news: News) -> None:
+        assert self.end is None, "news after the end"
+        for index, token_ids in news.token_ids.items():
+            assert index not in self.finished, "tokens after an output's end"
+            self.outputs.setdefault(index, []).extend(token_ids)
+        assert not self.finished.keys() & news.finished.keys(), "an output ended twice"
+        self.finished |= news.finished
+        self.end = news.end
+
+
+class RecordingRunner:
+    """A runner that notes what each step computes and can be made to fail."""
+
+    def __init__(self, inner: ModelRunner) -> None:
+        self.inner = inner
+        self.spec: ModelSpec = inner.spec
+        self.storage: KVStorage = inner.storage
+        self.steps: list[list[tuple[int, int]]] = []
+        """Of each step, the (start, number of tokens) of its rows."""
+        self.raises: Callable[[Row], bool] = lambda row: False
+        self.spoils: Callable[[Row], bool] = lambda row: False
+
+    def forward(self, rows: Sequence[Row]) -> torch.Tensor:
+        for row in rows:
+            if self.raises(row):
+                raise RuntimeError("secret of another client")
+        self.steps.append([(row.start, len(row.token_ids)) for row in rows])
+        logits = self.inner.forward(rows)
+        for line, row in zip(logits, [row for row in rows if row.needs_logits], strict=True):
+            if self.spoils(row):
+                line[3] = float("nan")
+        return logits
+
+    @property
+    def tokens_per_step(self) -> list[int]:
+        return [sum(count for _, count in rows) for rows in self.steps]
+
+
+class Driver:
+    """Submits calls, steps, and checks the cache's invariants after each step."""
+
+    def __init__(
+        self,
+        num_blocks: int = 64,
+        *,
+        max_batch_tokens: int = 512,
+        max_running: int = 16,
+        max_waiting: int = 1024,
+        options: WitnessOptions | None = None,
+    ) -> None:
+        storage = TorchKVStorage(num_blocks, witness_layout())
+        storage.poison(range(num_blocks))
+        self.runner = RecordingRunner(WitnessModel("witness", storage, options or WitnessOptions(context=2048)))
+        self.cache = PrefixCache(num_blocks, BlockHasher(bytes(16)))
+        self.observations = Observations(["acme", "bolt"])
+        self.now = 100.0
+        self.engine = Engine(
+            self.runner,
+            self.cache,
+            Limits(max_batch_tokens, max_running, max_waiting),
+            self.observations,
+            poison=True,
+            clock=lambda: self.now,
+        )
+        self.calls: dict[Request, Call] = {}
+
+    def deliver(self, step: int, news: Sequence[News]) -> None:
+        assert len({item.request for item in news}) == len(news), "two news of one call in one step"
+        for item in news:
+            self.calls[item.request].hear(item)
+
+    def submit(
+        self,
+        token_ids: Sequence[int],
+        max_tokens: int = 4,
+        *,
+        n: int = 1,
+        tenant: str = "acme",
+        salt: str = "",
+        deadline_seconds: float | None = None,
+        sampling: SamplingParams | None = None,
+    ) -> Call:
+        request = Request(
+            token_ids=token_ids,
+            scope=CacheScope(tenant, MODEL, salt=salt),
+            sampling=sampling or SamplingParams(max_tokens),
+            sink=self,
+            n=n,
+            deadline_seconds=deadline_seconds,
+        )
+        call = Call(request)
+        self.engine.submit(request)
+        self.calls[request] = call
+        return call
+
+    def step(self) -> bool:
+        busy = self.engine.step()
+        self.cache.check_integrity()
+        return busy
+
+    def run(self) -> None:
+        """Step until every call has ended."""
+        for _ in range(MAX_STEPS):
+            if not self.step():
+                return
+        raise AssertionError(f"calls are left after {MAX_STEPS} steps")
+
+    def ask(self, token_ids: Sequence[int], max_tokens: int = 4, **options: object) -> Call:
+        """Submit one call and run until all have ended."""
+        call = self.submit(token_ids, max_tokens, **options)  # type: ignore[arg-type]
+        self.run()
+        assert call.end is not None
+        return call
+
+    def assert_idle(self) -> None:
+        """Nothing is live, and nothing is held for anyone."""
+        self.cache.check_integrity()
+        stats = self.cache.stats()
+        assert (stats.references, stats.reserved_blocks, stats.active_blocks) == (0, 0, 0)
+        assert stats.free_blocks + stats.cached_blocks == stats.total_blocks
+        report = self.engine.report()
+        assert (report.running_calls, report.waiting_calls, report.active_blocks) == (0, 0, 0)
+
+
+def solo(
+    token_ids: Sequence[int],
+    max_tokens: int = 4,
+    *,
+    tenant: str = "acme",
+    salt: str = "",
+    sampling: SamplingParams | None = None,
+    n: int = 1,
+    options: WitnessOptions | None = None,
+) -> dict[int, list[int]]:
+    """Return the outputs of a call that runs alone on a fresh engine with nothing cached."""
+    driver = Driver(num_blocks=512, options=options)
+    call = driver.ask(token_ids, max_tokens, tenant=tenant, salt=salt, sampling=sampling, n=n)
+    assert call.usage.cached_tokens == 0
+    return call.outputs
+
+
+def words(count: int, seed: int = 0) -> list[int]:
+    """Return a prompt of printable bytes. Prompts of different seeds have no token in common at any position."""
+    return [33 + (seed + position * 11) % 90 for position in range(count)]

@@ -1,0 +1,274 @@
+"""The engine: one step after another, from waiting calls to ended ones.
+
+``submit``, ``cancel`` and ``report`` may be called from any thread. All else runs on one, the only thread that touches
+the cache, the scheduler and the model. An exception that leaves ``step`` means that the engine cannot go on.
+"""
+
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from typing import ParamSpec
+
+from grpc import StatusCode
+
+from prefixgate.cache.prefix_cache import PrefixCache
+from prefixgate.worker.deadlines import Deadlines
+from prefixgate.worker.executor import FAULT, Executor
+from prefixgate.worker.inbox import Cancellation, Inbox, InboxClosedError
+from prefixgate.worker.model_runner import ModelRunner
+from prefixgate.worker.observations import Observations
+from prefixgate.worker.outbox import Outbox
+from prefixgate.worker.report import EngineReport
+from prefixgate.worker.request import End, RefusedError, Request, RequestState
+from prefixgate.worker.scheduler import Chunk, Limits, Scheduler
+from prefixgate.worker.sequence import FinishReason, Sequence
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+
+
+class Engine:
+    """Runs the calls of all gateways on one model and one pool."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        cache: PrefixCache,
+        limits: Limits,
+        observations: Observations,
+        *,
+        poison: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.inbox = Inbox()
+        self._cache = cache
+        self._limits = limits
+        self._observations = observations
+        self._clock = clock
+        self._eos_ids = frozenset(runner.spec.eos_ids)
+        self._scheduler = Scheduler(cache, limits)
+        self._executor = Executor(runner, cache, poison=poison)
+        self._deadlines = Deadlines()
+        self._outbox = Outbox()
+        self._steps = 0
+        self._computed_tokens = 0
+        self._integrity_violations = 0
+        self._metrics_errors = 0
+        self._report = self._take_report()
+
+    # From any thread
+
+    def submit(self, request: Request) -> None:
+        """Queue a call, whose sink hears of it from now on until its end, which comes once.
+
+        Raises RefusedError for a call that can never run here, finds too many before it, or comes too late.
+        """
+        try:
+            self._check_fits(request)
+            # The bound on the queue is for the step to enforce, which knows who can run at once. This one keeps the
+            # inbox from growing while a step takes long.
+            if self.report().waiting_calls >= self._limits.max_waiting + self._limits.max_running:
+                raise RefusedError(*self._queue_is_full())
+            request.received_at = self._clock()
+            self.inbox.submit(request)
+        except InboxClosedError:
+            refusal = RefusedError(StatusCode.UNAVAILABLE, "the worker is shutting down; try again later")
+            self._observe(self._observations.call_refused, refusal.end)
+            raise refusal from None
+        except RefusedError as refusal:
+            self._observe(self._observations.call_refused, refusal.end)
+            raise
+
+    def cancel(self, request: Request, output: int | None = None) -> None:
+        """End a call, or one output of it, at the next step; of no effect on what has ended."""
+        self.inbox.cancel(Cancellation(request, output))
+
+    def report(self) -> EngineReport:
+        """How things stood after the last step, with the calls that came since counted as waiting.
+
+        What it tells of changes in ``step`` alone, so no reader sees it half changed, and no reader waits for a step.
+        """
+        report, fresh = self._report, self.inbox.num_submits
+        return report._replace(waiting_calls=report.waiting_calls + fresh)
+
+    # On the engine's thread
+
+    def step(self) -> bool:
+        """Run one step. Returns whether a call is left to work on."""
+        self._steps += 1
+        self._follow_commands()
+        self._end_overdue()
+        chunks = self._schedule()
+        if chunks:
+            self._compute(chunks)
+        self._report = self._take_report()
+        self._outbox.deliver(self._steps)
+        return bool(self._scheduler.waiting or self._scheduler.running)
+
+    def end_all(self, end: End) -> None:
+        """End every call, those that no step has seen yet included."""
+        self._follow_commands()
+        for request in [*self._scheduler.running, *self._scheduler.waiting]:
+            self._end(request, end)
+        self._report = self._take_report()
+        self._outbox.deliver(self._steps)
+
+    def check_integrity(self) -> None:
+        """Check the cache's invariants. A violation is logged and counted: ending live streams would not mend it."""
+        try:
+            self._cache.check_integrity()
+        except Exception:
+            logger.exception("The cache's invariants do not hold")
+            self._integrity_violations += 1
+            self._report = self._take_report()
+
+    # What a step does
+
+    def _follow_commands(self) -> None:
+        commands = self.inbox.take()
+        for request in commands.submits:
+            self._scheduler.add(request)
+            self._deadlines.add(request)
+            self._observe(self._observations.call_received)
+        for request, output in commands.cancels:
+            if request.state is RequestState.ENDED:
+                continue
+            if output is None:
+                self._end(request, End(StatusCode.CANCELLED, "the call was cancelled"))
+            elif output < request.n and request.sequences[output].finish_reason is None:
+                self._finish(request, request.sequences[output], FinishReason.STOP)
+
+    def _end_overdue(self) -> None:
+        for request in self._deadlines.take_overdue(self._clock()):
+            self._end(request, End(StatusCode.DEADLINE_EXCEEDED, "the call's time ran out"))
+
+    def _schedule(self) -> list[Chunk]:
+        plan = self._scheduler.schedule()
+        for request, error in plan.failed:
+            logger.error("A call of tenant %r could not be admitted", request.scope.tenant, exc_info=error)
+            self._end(request, FAULT)
+        now = self._clock()
+        for request in plan.admitted:
+            request.usage.queue_seconds = now - request.received_at
+            self._observe(self._observations.call_admitted, request)
+        while len(self._scheduler.waiting) > self._limits.max_waiting:
+            self._end(next(reversed(self._scheduler.waiting)), self._queue_is_full())
+        return plan.chunks
+
+    def _compute(self, chunks: list[Chunk]) -> None:
+        result = self._executor.run(chunks)
+        self._computed_tokens += result.computed_tokens
+        now = self._clock()
+        for request, output, token_id in result.sampled:
+            if request not in result.failed:
+                self._append(request, output, token_id, now)
+        for request, end in result.failed.items():
+            self._end(request, end)
+
+    def _append(self, request: Request, output: Sequence, token_id: int, now: float) -> None:
+        """Take a sampled token over into its output. Its slot is written when it is computed, in the next step."""
+        output.token_ids.append(token_id)
+        output.num_output += 1
+        request.usage.completion_tokens += 1
+        self._outbox.of(request).token_ids.setdefault(output.index, []).append(token_id)
+        if request.first_token_at is None:
+            request.first_token_at = now
+            request.usage.first_token_seconds = now - request.received_at
+            self._observe(self._observations.first_token, request)
+        gap = None if output.last_token_at is None else now - output.last_token_at
+        self._observe(self._observations.token, request.scope.tenant, gap)
+        output.last_token_at = now
+        sampling = request.sampling
+        if token_id in sampling.stop_ids or (token_id in self._eos_ids and not sampling.ignore_eos):
+            self._finish(request, output, FinishReason.STOP)
+        elif output.num_output >= sampling.max_tokens:
+            self._finish(request, output, FinishReason.LENGTH)
+
+    # Ends
+
+    def _finish(self, request: Request, output: Sequence, reason: FinishReason) -> None:
+        """End one output well, and its call with the last of them."""
+        output.finish_reason = reason
+        self._outbox.of(request).finished[output.index] = reason
+        self._observe(self._observations.output_ended, reason.value)
+        if request.prompt_computed:
+            self._release(output, output.num_computed)
+        if not request.unfinished:
+            self._end(request, End(StatusCode.OK))
+
+    def _end(self, request: Request, end: End) -> None:
+        """End a call: the one exit of all, whatever ended it. A second end does nothing."""
+        if request.state is RequestState.ENDED:
+            return
+        request.state = RequestState.ENDED
+        self._scheduler.remove(request)
+        failed = end.code is StatusCode.INTERNAL
+        for output in request.sequences:
+            # Of a call that failed no more is kept than what was proven and published before.
+            self._release(output, 0 if failed else output.num_computed)
+            if output.finish_reason is None:
+                self._observe(self._observations.output_ended, "error" if failed else "abort")
+        self._outbox.of(request).end = end
+        self._observe(self._observations.call_ended, end)
+
+    def _release(self, output: Sequence, num_written: int) -> None:
+        table, output.table = output.table, None
+        if table is None:
+            return
+        try:
+            self._cache.release(table, num_written)
+        except Exception:
+            logger.exception("Releasing a sequence's blocks failed")
+
+    # Bounds and figures
+
+    def _check_fits(self, request: Request) -> None:
+        prompt, new, outputs = len(request.token_ids), request.sampling.max_tokens, request.n
+        if outputs > self._limits.max_running:
+            raise RefusedError(
+                StatusCode.INVALID_ARGUMENT,
+                f"n: {outputs} outputs; this worker runs at most {self._limits.max_running}",
+            )
+        needed = self._cache.blocks_needed(prompt, new, outputs)
+        if needed > self._cache.num_blocks:
+            raise RefusedError(
+                StatusCode.INVALID_ARGUMENT,
+                f"max_tokens: {prompt} prompt tokens and {outputs} outputs of up to {new} tokens can need {needed} "
+                f"blocks of {self._cache.block_size} tokens; the pool has {self._cache.num_blocks}",
+            )
+
+    def _queue_is_full(self) -> End:
+        text = f"{self._limits.max_waiting} calls are waiting, which is the most this worker lets wait; try again later"
+        return End(StatusCode.RESOURCE_EXHAUSTED, text)
+
+    def _observe(self, record: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Record an observation. One that fails is counted and dropped: it must not end a stream."""
+        try:
+            record(*args, **kwargs)
+        except Exception:
+            if not self._metrics_errors:
+                logger.exception("An observation failed; further ones are only counted")
+            self._metrics_errors += 1
+
+    def _take_report(self) -> EngineReport:
+        pool, scheduler = self._cache.pool, self._scheduler
+        candidates = [*scheduler.running, *itertools.islice(scheduler.waiting, 1)]
+        return EngineReport(
+            total_blocks=pool.num_blocks,
+            free_blocks=pool.num_free,
+            active_blocks=pool.num_active,
+            cached_blocks=pool.num_cached,
+            running_calls=len(scheduler.running),
+            running_sequences=scheduler.num_running_sequences,
+            waiting_calls=len(scheduler.waiting),
+            waiting_sequences=sum(request.n for request in scheduler.waiting),
+            oldest_received_at=min((request.received_at for request in candidates), default=None),
+            steps=self._steps,
+            computed_tokens=self._computed_tokens,
+            copied_blocks=self._cache.copies_total,
+            evicted_blocks=self._cache.evictions_total,
+            integrity_violations=self._integrity_violations,
+            metrics_errors=self._metrics_errors,
+        )

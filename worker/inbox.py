@@ -1,0 +1,74 @@
+"""What other threads want of the engine, kept until its next step."""
+
+import threading
+from typing import NamedTuple
+
+from prefixgate.worker.request import Request
+
+
+class Cancellation(NamedTuple):
+    """A call, or one output of it, that is no longer wanted."""
+
+    request: Request
+    output: int | None = None
+    """None is the whole call."""
+
+
+class Commands(NamedTuple):
+    """All that came since the last step, each kind in order of arrival."""
+
+    submits: list[Request]
+    cancels: list[Cancellation]
+    """To be followed after the submits, which they may mean."""
+
+
+class InboxClosedError(Exception):
+    """The engine takes nothing more."""
+
+
+class Inbox:
+    """The only thing that the engine's thread shares with others."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._submits: list[Request] = []
+        self._cancels: list[Cancellation] = []
+        self._closed = False
+
+    @property
+    def num_submits(self) -> int:
+        """Calls that no step has seen yet."""
+        return len(self._submits)
+
+    def submit(self, request: Request) -> None:
+        """Leave a call. Raises InboxClosedError."""
+        with self._changed:
+            if self._closed:
+                raise InboxClosedError
+            self._submits.append(request)
+            self._changed.notify()
+
+    def cancel(self, cancellation: Cancellation) -> None:
+        """Leave a cancellation; of no effect once the inbox is closed, as every call has ended then."""
+        with self._changed:
+            if not self._closed:
+                self._cancels.append(cancellation)
+                self._changed.notify()
+
+    def close(self) -> None:
+        """Refuse whatever comes from now on, and wake the waiting thread. What was left before can still be taken."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def take(self) -> Commands:
+        """Take everything without waiting."""
+        with self._changed:
+            commands = Commands(self._submits, self._cancels)
+            self._submits, self._cancels = [], []
+            return commands
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until something is there or the inbox is closed; False after ``timeout`` seconds without either."""
+        with self._changed:
+            return self._changed.wait_for(lambda: bool(self._submits or self._cancels or self._closed), timeout)

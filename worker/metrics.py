@@ -1,0 +1,325 @@
+"""Every metric of the worker in one table, and how a scrape reads it.
+
+A name that exists twice, once for us and once for dashboards and routers made for vLLM, is two readings of one number.
+Gauges are read from the engine when they are scraped. Labels come from closed sets, so no client can make the page
+grow.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+from prefixgate.worker.observations import Histogram, Observations
+from prefixgate.worker.report import EngineReport
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a scrape reads from."""
+
+    counts: Observations
+    report: EngineReport
+    model: str
+    block_size: int
+    now: float
+    """On the clock of the report."""
+
+
+Value = float | Histogram
+Samples = Mapping[tuple[str, ...], Value]
+"""Values by label values, the latter in the order of the metric's labels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One line of the table."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    read: Callable[[Reading], Samples]
+    labels: tuple[str, ...] = ()
+
+    def family(self, reading: Reading) -> Family:
+        """Read the metric into what the exposition formats are written from."""
+        if self.kind == "histogram":
+            histogram = HistogramMetricFamily(self.name, self.help, labels=self.labels)
+            for values, value in self.read(reading).items():
+                assert isinstance(value, Histogram)
+                buckets, total = value.cumulative()
+                histogram.add_metric(values, buckets, total)
+            return histogram
+        family = (CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily)(
+            self.name, self.help, labels=self.labels
+        )
+        for values, value in self.read(reading).items():
+            assert not isinstance(value, Histogram)
+            family.add_metric(values, value)
+        return family
+
+
+class WorkerCollector(Collector):
+    """Reads the table for a registry."""
+
+    def __init__(self, read: Callable[[], Reading]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterable[Family]:
+        """Read every metric, all from one reading."""
+        reading = self._read()
+        return [metric.family(reading) for metric in METRICS]
+
+    def describe(self) -> Iterable[Family]:
+        """Name nothing, so that registering does not read an engine that is not there yet."""
+        return ()
+
+
+def _by_tenant(read: Callable[[Observations, str], float]) -> Callable[[Reading], Samples]:
+    return lambda reading: {(tenant,): read(reading.counts, tenant) for tenant in reading.counts.labels()}
+
+
+def _one(read: Callable[[Reading], Value]) -> Callable[[Reading], Samples]:
+    return lambda reading: {(): read(reading)}
+
+
+def _vllm(read: Callable[[Reading], Value]) -> Callable[[Reading], Samples]:
+    return lambda reading: {(reading.model, "0"): read(reading)}
+
+
+def _prompt_tokens(reading: Reading) -> Samples:
+    return {(tenant, source): count for (tenant, source), count in reading.counts.prompt_tokens.items()}
+
+
+def _calls_received(reading: Reading) -> float:
+    return reading.counts.calls_received + sum(reading.counts.calls_refused.values())
+
+
+def _calls_ended(reading: Reading) -> Samples:
+    ended = reading.counts.calls_ended + reading.counts.calls_refused
+    return {(code,): ended[code] for code in reading.counts.calls_ended}
+
+
+def _oldest_call_seconds(reading: Reading) -> float:
+    received = reading.report.oldest_received_at
+    return 0.0 if received is None else max(reading.now - received, 0.0)
+
+
+_VLLM = ("model_name", "engine")
+
+METRICS: tuple[Metric, ...] = (
+    Metric(
+        "prefixgate_worker_queried_tokens_total",
+        "counter",
+        "Prompt tokens looked up in the cache, at admission.",
+        _by_tenant(Observations.queried_tokens),
+        ("tenant",),
+    ),
+    Metric(
+        "prefixgate_worker_hit_tokens_total",
+        "counter",
+        "Of these, tokens that came from the cache.",
+        _by_tenant(Observations.hit_tokens),
+        ("tenant",),
+    ),
+    Metric(
+        "prefixgate_worker_prompt_tokens_total",
+        "counter",
+        "Prompt tokens at admission by where their keys and values come from: computed, block_hit (a shared block), "
+        "partial_copy (copied out of a block that goes on differently), claimed_tail (an unfinished block taken over).",
+        _prompt_tokens,
+        ("tenant", "source"),
+    ),
+    Metric(
+        "prefixgate_worker_generated_tokens_total",
+        "counter",
+        "Tokens sampled.",
+        _by_tenant(lambda counts, tenant: counts.generated_tokens[tenant]),
+        ("tenant",),
+    ),
+    Metric(
+        "prefixgate_worker_computed_tokens_total",
+        "counter",
+        "Tokens that the model computed, of prompts and outputs.",
+        _one(lambda reading: reading.report.computed_tokens),
+    ),
+    Metric(
+        "prefixgate_worker_calls_received_total",
+        "counter",
+        "Calls received, refused ones included.",
+        _one(_calls_received),
+    ),
+    Metric(
+        "prefixgate_worker_calls_ended_total",
+        "counter",
+        "Calls ended, by gRPC status.",
+        _calls_ended,
+        ("code",),
+    ),
+    Metric(
+        "prefixgate_worker_outputs_ended_total",
+        "counter",
+        "Outputs of calls ended: stop, length, abort (cancelled, out of time, or cut off), error.",
+        lambda reading: {(reason,): count for reason, count in reading.counts.outputs_ended.items()},
+        ("reason",),
+    ),
+    Metric(
+        "prefixgate_worker_copied_blocks_total",
+        "counter",
+        "Blocks copied: partial copies at admission and copies on write.",
+        _one(lambda reading: reading.report.copied_blocks),
+    ),
+    Metric(
+        "prefixgate_worker_evicted_blocks_total",
+        "counter",
+        "Cached blocks given up for others.",
+        _one(lambda reading: reading.report.evicted_blocks),
+    ),
+    Metric(
+        "prefixgate_worker_pool_blocks",
+        "gauge",
+        "Blocks of the pool by state: free, active (held by live calls), cached (held by nobody, reusable).",
+        lambda reading: {
+            ("free",): reading.report.free_blocks,
+            ("active",): reading.report.active_blocks,
+            ("cached",): reading.report.cached_blocks,
+        },
+        ("state",),
+    ),
+    Metric(
+        "prefixgate_worker_running_calls",
+        "gauge",
+        "Calls admitted and not ended.",
+        _one(lambda reading: reading.report.running_calls),
+    ),
+    Metric(
+        "prefixgate_worker_running_sequences",
+        "gauge",
+        "Their outputs that are not finished.",
+        _one(lambda reading: reading.report.running_sequences),
+    ),
+    Metric(
+        "prefixgate_worker_waiting_calls",
+        "gauge",
+        "Calls not admitted yet.",
+        _one(lambda reading: reading.report.waiting_calls),
+    ),
+    Metric(
+        "prefixgate_worker_oldest_call_seconds",
+        "gauge",
+        "Age of the oldest live call; 0 without one.",
+        _one(_oldest_call_seconds),
+    ),
+    Metric(
+        "prefixgate_worker_queue_seconds",
+        "histogram",
+        "Time from receipt to admission.",
+        _one(lambda reading: reading.counts.queue_seconds),
+    ),
+    Metric(
+        "prefixgate_worker_first_token_seconds",
+        "histogram",
+        "Time from receipt to a call's first token.",
+        _one(lambda reading: reading.counts.first_token_seconds),
+    ),
+    Metric(
+        "prefixgate_worker_token_gap_seconds",
+        "histogram",
+        "Time between two tokens of an output.",
+        _one(lambda reading: reading.counts.token_gap_seconds),
+    ),
+    Metric("prefixgate_worker_steps_total", "counter", "Engine steps run.", _one(lambda reading: reading.report.steps)),
+    Metric(
+        "prefixgate_worker_integrity_violations_total",
+        "counter",
+        "Checks of the cache's invariants that failed. Anything but 0 is a fault of the worker.",
+        _one(lambda reading: reading.report.integrity_violations),
+    ),
+    Metric(
+        "prefixgate_worker_metrics_errors_total",
+        "counter",
+        "Observations that failed and were dropped.",
+        _one(lambda reading: reading.report.metrics_errors),
+    ),
+    Metric(
+        "vllm:num_requests_running",
+        "gauge",
+        "As prefixgate_worker_running_sequences.",
+        _vllm(lambda reading: reading.report.running_sequences),
+        _VLLM,
+    ),
+    Metric(
+        "vllm:num_requests_waiting",
+        "gauge",
+        "Outputs that the waiting calls ask for.",
+        _vllm(lambda reading: reading.report.waiting_sequences),
+        _VLLM,
+    ),
+    Metric(
+        "vllm:kv_cache_usage_perc",
+        "gauge",
+        "Active blocks as a share of all, 0 to 1.",
+        _vllm(lambda reading: reading.report.active_blocks / reading.report.total_blocks),
+        _VLLM,
+    ),
+    Metric(
+        "vllm:cache_config_info",
+        "gauge",
+        "Always 1; the labels tell the pool's shape.",
+        lambda reading: {(reading.model, "0", str(reading.block_size), str(reading.report.total_blocks)): 1},
+        (*_VLLM, "block_size", "num_gpu_blocks"),
+    ),
+    Metric(
+        "vllm:prefix_cache_queries_total",
+        "counter",
+        "As prefixgate_worker_queried_tokens_total, all tenants.",
+        _vllm(lambda reading: sum(reading.counts.prompt_tokens.values())),
+        _VLLM,
+    ),
+    Metric(
+        "vllm:prefix_cache_hits_total",
+        "counter",
+        "As prefixgate_worker_hit_tokens_total, all tenants.",
+        _vllm(lambda reading: sum(map(reading.counts.hit_tokens, reading.counts.labels()))),
+        _VLLM,
+    ),
+    Metric(
+        "vllm:prompt_tokens_total",
+        "counter",
+        "Tokens of prompts that were worked through to a first output token, cached ones included.",
+        _vllm(lambda reading: reading.counts.prefilled_tokens),
+        _VLLM,
+    ),
+    Metric(
+        "vllm:generation_tokens_total",
+        "counter",
+        "As prefixgate_worker_generated_tokens_total, all tenants.",
+        _vllm(lambda reading: sum(reading.counts.generated_tokens.values())),
+        _VLLM,
+    ),
+    Metric(
+        "vllm:time_to_first_token_seconds",
+        "histogram",
+        "As prefixgate_worker_first_token_seconds.",
+        _vllm(lambda reading: reading.counts.first_token_seconds),
+        _VLLM,
+    ),
+    Metric(
+        "vllm:inter_token_latency_seconds",
+        "histogram",
+        "As prefixgate_worker_token_gap_seconds.",
+        _vllm(lambda reading: reading.counts.token_gap_seconds),
+        _VLLM,
+    ),
+    Metric(
+        "vllm:request_success_total",
+        "counter",
+        "As prefixgate_worker_outputs_ended_total.",
+        lambda reading: {(reading.model, "0", reason): count for reason, count in reading.counts.outputs_ended.items()},
+        (*_VLLM, "finished_reason"),
+    ),
+)
+"""Every metric that the worker exports."""

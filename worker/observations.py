@@ -1,0 +1,136 @@
+"""What the engine counts, each thing once and when it becomes true.
+
+Plain numbers: they are written by the engine's thread between two tokens, where a metric library's locks and label
+look-ups would cost more than the counting. What a scrape makes of them stands in ``metrics``.
+"""
+
+import bisect
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from grpc import StatusCode
+
+from prefixgate.worker.request import End, Request
+
+OTHER_TENANT = "other"
+"""The label of every tenant that the settings do not name."""
+
+SOURCES = ("computed", "block_hit", "partial_copy", "claimed_tail")
+OUTPUT_ENDS = ("stop", "length", "abort", "error")
+CALL_ENDS = tuple(
+    code.name.lower()
+    for code in (
+        StatusCode.OK,
+        StatusCode.CANCELLED,
+        StatusCode.DEADLINE_EXCEEDED,
+        StatusCode.INVALID_ARGUMENT,
+        StatusCode.RESOURCE_EXHAUSTED,
+        StatusCode.INTERNAL,
+        StatusCode.UNAVAILABLE,
+    )
+)
+
+FIRST_TOKEN_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+GAP_BUCKETS = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+
+
+class Histogram:
+    """Observations counted in buckets. Written by one thread, read by any."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count a value into the first bucket whose bound is not below it."""
+        self._counts[bisect.bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def cumulative(self) -> tuple[list[tuple[str, float]], float]:
+        """Return (bound, observations up to it) pairs, the last bound infinite, and the sum of all values."""
+        counts, total, buckets = list(self._counts), 0, []
+        for bound, count in zip([*map(str, self._bounds), "+Inf"], counts, strict=True):
+            total += count
+            buckets.append((bound, float(total)))
+        return buckets, self._sum
+
+
+class Observations:
+    """The numbers behind the metrics. Written by the engine's thread, but for refusals at the door."""
+
+    def __init__(self, tenants: Iterable[str]) -> None:
+        self.tenants = frozenset(tenants)
+        self.calls_received = 0
+        self.calls_refused: Counter[str] = Counter()
+        """By status; written by the threads that submit, so kept apart from those that the engine ended."""
+        self.calls_ended: Counter[str] = Counter(dict.fromkeys(CALL_ENDS, 0))
+        self.outputs_ended: Counter[str] = Counter(dict.fromkeys(OUTPUT_ENDS, 0))
+        labels = [*sorted(self.tenants), OTHER_TENANT]
+        self.prompt_tokens: Counter[tuple[str, str]] = Counter(
+            {(label, source): 0 for label in labels for source in SOURCES}
+        )
+        """By tenant and source, at admission."""
+        self.generated_tokens: Counter[str] = Counter(dict.fromkeys(labels, 0))
+        self.prefilled_tokens = 0
+        """Tokens of prompts that were worked through to their first output token."""
+        self.queue_seconds = Histogram(FIRST_TOKEN_BUCKETS)
+        self.first_token_seconds = Histogram(FIRST_TOKEN_BUCKETS)
+        self.token_gap_seconds = Histogram(GAP_BUCKETS)
+
+    def call_received(self) -> None:
+        """A call came to the engine."""
+        self.calls_received += 1
+
+    def call_refused(self, end: End) -> None:
+        """A call was refused before the engine saw it."""
+        self.calls_refused[end.code.name.lower()] += 1
+
+    def call_admitted(self, request: Request) -> None:
+        """A call's prompt was looked up and its blocks are held."""
+        usage, tenant = request.usage, self._label(request.scope.tenant)
+        self.prompt_tokens[tenant, "computed"] += usage.prompt_tokens - usage.cached_tokens
+        self.prompt_tokens[tenant, "block_hit"] += usage.block_hit_tokens
+        self.prompt_tokens[tenant, "partial_copy"] += usage.partial_copy_tokens
+        self.prompt_tokens[tenant, "claimed_tail"] += usage.claimed_tail_tokens
+        self.queue_seconds.observe(usage.queue_seconds)
+
+    def first_token(self, request: Request) -> None:
+        """The first token of a call was sampled."""
+        self.prefilled_tokens += request.usage.prompt_tokens
+        self.first_token_seconds.observe(request.usage.first_token_seconds)
+
+    def token(self, tenant: str, gap_seconds: float | None) -> None:
+        """A token was sampled, this long after the one before it in its output, if there was one."""
+        self.generated_tokens[self._label(tenant)] += 1
+        if gap_seconds is not None:
+            self.token_gap_seconds.observe(gap_seconds)
+
+    def output_ended(self, reason: str) -> None:
+        """An output ended; one of ``OUTPUT_ENDS``."""
+        self.outputs_ended[reason] += 1
+
+    def call_ended(self, end: End) -> None:
+        """A call that the engine had taken ended."""
+        self.calls_ended[end.code.name.lower()] += 1
+
+    def queried_tokens(self, tenant: str) -> int:
+        """Prompt tokens of a label's calls that were looked up."""
+        return sum(self.prompt_tokens[tenant, source] for source in SOURCES)
+
+    def hit_tokens(self, tenant: str) -> int:
+        """Of these, tokens that came from the cache."""
+        return self.queried_tokens(tenant) - self.prompt_tokens[tenant, "computed"]
+
+    def labels(self) -> list[str]:
+        """The tenant labels, all there will ever be."""
+        return list(self.generated_tokens)
+
+    def _label(self, tenant: str) -> str:
+        return tenant if tenant in self.tenants else OTHER_TENANT
