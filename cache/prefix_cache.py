@@ -191,7 +191,7 @@ class PrefixCache:
         """
         block_ids, copied = table.block_ids, 0
         first = start // self.block_size
-        if first < len(block_ids) and self.pool.ref_counts[block_ids[first]] > 1:
+        if first < len(block_ids) and self._is_shared(block_ids[first]):
             self._copy_on_write(table, first, start % self.block_size)
             copied = 1
         missing = self._blocks_for(stop) - len(block_ids)
@@ -382,6 +382,15 @@ class PrefixCache:
                 self.policy.add(parent, block)
         self.pool.reclaim(reclaimed)
         self.evictions_total += len(reclaimed)
+
+    def _is_shared(self, block: int) -> bool:
+        """Whether another table holds the block too.
+
+        Copies that are planned out of it hold it as well, but run before whatever this step writes: of n holders that
+        write in one step the last keeps the block.
+        """
+        count = self.pool.ref_counts[block]
+        return count > 1 and count - sum(1 for copy in self._copies.values() if copy.src == block) > 1
 
     def _copy_on_write(self, table: BlockTable, position: int, tokens: int) -> None:
         """Give a table its own copy of a block that it shares.
