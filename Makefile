@@ -1,0 +1,58 @@
+PYTHON ?= python3
+BIN := .venv/bin
+# Where `make proto` puts the stubs; the test that compares them names another place.
+STUBS ?= proto
+
+.DELETE_ON_ERROR:
+
+.PHONY: help
+help: ## Show this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' Makefile
+
+.PHONY: venv
+venv: .venv/installed ## Install everything into .venv, as pinned in constraints.txt
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or later is needed")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -c constraints.txt "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/pip install -c constraints.txt -e '.[worker,dev]'
+	touch $@
+
+.PHONY: demo
+demo: venv ## Serve the embedded model, ask it things, and show what the cache saved
+	$(BIN)/python demo/demo.py
+
+.PHONY: check
+check: venv ## Lint, formatting, types, import walls
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy .typing/prefixgate/* tests $(wildcard benchmarks/*.py demo/*.py)
+	$(BIN)/lint-imports
+
+.PHONY: test
+test: venv check ## The checks and all tests
+	$(BIN)/pytest
+
+.PHONY: soak
+soak: venv ## The tests with their full counts; takes long
+	PREFIXGATE_SOAK=1 $(BIN)/pytest --timeout=3600
+
+.PHONY: proto
+proto: venv ## Make the Python stubs from the .proto files
+	rm -rf build/stubs && mkdir -p build/stubs
+	$(BIN)/python -m grpc_tools.protoc -Iprefixgate/proto=proto \
+		--python_out=build/stubs --pyi_out=build/stubs proto/*.proto
+	$(BIN)/python -m grpc_tools.protoc -Iprefixgate/proto=proto \
+		--plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
+		--grpc_python_out=build/stubs --mypy_grpc_out=build/stubs proto/gateway.proto proto/worker.proto
+	cp build/stubs/prefixgate/proto/* $(STUBS)/
+
+.PHONY: reference
+reference: venv ## Write docs/configuration.md from the settings
+	$(BIN)/python -m prefixgate.gateway.reference > docs/configuration.md
+
+.PHONY: clean
+clean: ## Remove all that make made, the environment and the converted model too
+	rm -rf .venv .cache build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
