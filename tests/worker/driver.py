@@ -95,11 +95,12 @@ class Driver:
         self.runner = RecordingRunner(WitnessModel("witness", storage, options or WitnessOptions(context=2048)))
         self.cache = PrefixCache(num_blocks, BlockHasher(bytes(16)))
         self.observations = Observations(["acme", "bolt"])
+        self.limits = Limits(max_batch_tokens, max_running, max_waiting)
         self.now = 100.0
         self.engine = Engine(
             self.runner,
             self.cache,
-            Limits(max_batch_tokens, max_running, max_waiting),
+            self.limits,
             self.observations,
             poison=True,
             clock=lambda: self.now,

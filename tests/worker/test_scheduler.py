@@ -1,0 +1,111 @@
+"""Who computes what in a step, and who is admitted."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from prefixgate.cache.hashing import BlockHasher, CacheScope
+from prefixgate.cache.prefix_cache import PrefixCache
+from prefixgate.worker.outbox import News
+from prefixgate.worker.request import Request, RequestState, SamplingParams
+from prefixgate.worker.scheduler import Limits, Scheduler, StepPlan
+from tests.worker.driver import words
+
+
+class Silence:
+    def deliver(self, step: int, news: Sequence[News]) -> None:
+        """Hear nothing."""
+
+
+def request(prompt_tokens: int, seed: int = 0, *, n: int = 1, max_tokens: int = 4) -> Request:
+    return Request(words(prompt_tokens, seed), CacheScope("acme", "m"), SamplingParams(max_tokens), Silence(), n=n)
+
+
+def scheduler(num_blocks: int = 64, *, batch: int = 64, running: int = 8) -> Scheduler:
+    return Scheduler(PrefixCache(num_blocks, BlockHasher(bytes(16))), Limits(batch, running, 100))
+
+
+def counts(plan: StepPlan) -> list[int]:
+    return [chunk.num_tokens for chunk in plan.chunks]
+
+
+def compute(plan: StepPlan) -> None:
+    for chunk in plan.chunks:
+        chunk.sequence.num_computed += chunk.num_tokens
+        if not chunk.sequence.num_uncomputed:
+            chunk.sequence.token_ids.append(1)
+            chunk.request.first_token_at = 0.0
+
+
+def test_calls_are_admitted_first_in_first_out_until_the_budget_is_gone() -> None:
+    subject = scheduler(batch=64)
+    calls = [request(40, seed) for seed in range(3)]
+    for call in calls:
+        subject.add(call)
+    plan = subject.schedule()
+    assert plan.admitted == calls[:2]
+    assert counts(plan) == [40, 24]
+    assert [call.state for call in calls] == [RequestState.RUNNING, RequestState.RUNNING, RequestState.WAITING]
+
+
+def test_decodes_come_first_then_prompts_in_order_of_admission_then_new_calls() -> None:
+    subject = scheduler(batch=32)
+    first, second, third = request(16, 0), request(100, 1), request(50, 2)
+    for call in (first, second):
+        subject.add(call)
+    compute(subject.schedule())
+    subject.add(third)
+    plan = subject.schedule()
+    assert [(chunk.request, chunk.num_tokens) for chunk in plan.chunks] == [(first, 1), (second, 31)]
+    compute(plan)
+    compute(subject.schedule())
+    plan = subject.schedule()
+    assert [(chunk.request, chunk.num_tokens) for chunk in plan.chunks] == [(first, 1), (second, 22), (third, 9)]
+
+
+def test_all_outputs_of_a_call_count_against_the_running_ones() -> None:
+    subject = scheduler(running=4)
+    calls = [request(16, 0, n=3), request(16, 1, n=2), request(16, 2)]
+    for call in calls:
+        subject.add(call)
+    assert subject.schedule().admitted == calls[:1], "the third does not pass the second"
+    assert subject.num_running_sequences == 3
+
+
+def test_a_waiting_call_owns_no_blocks_wherever_its_admission_stops() -> None:
+    for num_blocks in range(5, 14):
+        cache = PrefixCache(num_blocks, BlockHasher(bytes(16)))
+        subject = Scheduler(cache, Limits(512, 8, 100))
+        calls = [request(64, seed, max_tokens=8) for seed in range(3)]
+        for call in calls:
+            subject.add(call)
+        admitted = subject.schedule().admitted
+        assert len(admitted) == min(num_blocks // 5, 3)
+        assert sum(1 for call in calls for output in call.sequences if output.table) == len(admitted)
+        assert cache.stats().references == 4 * len(admitted)
+        cache.check_integrity()
+
+
+def test_an_admission_that_raises_ends_that_call_and_the_next_one_runs() -> None:
+    subject = scheduler(num_blocks=4)
+    impossible, possible = request(100), request(16, 1)
+    subject.add(impossible)
+    subject.add(possible)
+    plan = subject.schedule()
+    assert [failed for failed, _ in plan.failed] == [impossible]
+    assert plan.admitted == [possible]
+
+
+def test_an_idle_pool_that_does_not_admit_the_first_call_fails_it_instead_of_waiting_for_ever() -> None:
+    cache = PrefixCache(4, BlockHasher(bytes(16)))
+    subject = Scheduler(cache, Limits(64, 8, 100))
+    held = cache.admit(CacheScope("acme", "m"), words(16), max_new_tokens=1)  # held by nobody that the scheduler knows
+    assert held is not None
+    call = request(60)
+    subject.add(call)
+    assert [failed for failed, _ in subject.schedule().failed] == [call]
+
+
+def test_a_budget_that_could_starve_a_running_sequence_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_batch_tokens: 7 must be at least max_running, 8"):
+        Limits(7, 8, 100)
