@@ -130,17 +130,16 @@ class PrefixIndex:
             if block is None:
                 break
             found.append(block)
-        parents, stored = self.parents, self.contents
-        chain = [root, *found[:-1]]
-        # Two comparisons of whole lists in C, since nearly always they hold.
-        if [parents[block] for block in found] == chain and [stored[block] for block in found] == contents[
-            : len(found)
-        ]:
+        # Whole lists are compared in C, since nearly always they are equal; the search for the first that differs is
+        # for collisions only.
+        above = [root, *found][: len(found)]
+        parents = [self.parents[block] for block in found]
+        stored = [self.contents[block] for block in found]
+        if parents == above and stored == contents[: len(found)]:
             return found, False
-        for position, block in enumerate(found):
-            if parents[block] != chain[position] or stored[block] != contents[position]:
-                return found[:position], True
-        return found, False  # pragma: no cover - the lists differed, so the loop returned
+        pairs = zip(parents, above, stored, contents, strict=False)
+        agreeing = next(i for i, (a, b, c, d) in enumerate(pairs) if a != b or c != d)
+        return found[:agreeing], True
 
     def longest_partial(self, node: int, continuation: bytes) -> PartialMatch | None:
         """Find the child of a node that begins most like a continuation (packed ids, at most a block). Pure."""
