@@ -1,0 +1,169 @@
+"""The supervisor, run as a program of its own over small real processes, and sent real signals."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import IO
+
+import pytest
+
+# Its parts are Python programs given as arguments.
+SUPERVISE = """
+import os, sys
+from prefixgate.gateway.supervisor import Part, Supervisor
+
+def say(line):
+    os.write(1, line.encode() + b"\\n")
+
+async def watch():
+    say("watching")
+
+parts = [Part(f"part{i}", [sys.executable, "-c", program], 20.0 if "stubborn" not in program else 0.2)
+         for i, program in enumerate(sys.argv[1:])]
+sys.exit(Supervisor(parts, os.environ, say).run(watch))
+"""
+
+# Parts tell what happens to them on their standard output, which they have from the supervisor. All write by os.write:
+# a print can be cut in two by another process's, and a signal handler cannot enter it twice.
+WAITING = """
+import os, signal, sys
+def say(text):
+    os.write(1, b"{name} " + text + b"\\n")
+def stop(*_):
+    say(b"stops")
+    os._exit({code})
+signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGINT, lambda *_: say(b"was interrupted"))
+say(b"is %d" % os.getpid())
+while True:
+    signal.pause()
+"""
+STUBBORN = """
+# stubborn
+import os, signal
+signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"{name} ignores it\\n"))
+os.write(1, b"{name} is %d\\n" % os.getpid())
+while True:
+    signal.pause()
+"""
+
+
+def waiting(name: str, code: int = 0) -> str:
+    return WAITING.format(name=name, code=code)
+
+
+class Supervised:
+    """A running supervisor and the lines that it and its parts have printed."""
+
+    def __init__(self, *programs: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SUPERVISE, *programs], stdout=subprocess.PIPE, text=True, process_group=0
+        )
+        self.lines: list[str] = []
+
+    @property
+    def output(self) -> IO[str]:
+        assert self.process.stdout is not None
+        return self.process.stdout
+
+    def read_until(self, *beginnings: str) -> list[str]:
+        """Read on until a line with each beginning has come; returns those lines."""
+        found: dict[str, str] = {}
+        while len(found) < len(beginnings):
+            line = self.output.readline()
+            assert line, f"ended before {set(beginnings) - set(found)}: {self.lines}"
+            self.lines.append(line.strip())
+            found.update({beginning: line.strip() for beginning in beginnings if line.startswith(beginning)})
+        return [found[beginning] for beginning in beginnings]
+
+    def finish(self) -> int:
+        self.lines += [line.strip() for line in self.output]
+        return self.process.wait()
+
+
+@pytest.fixture
+def supervise() -> Iterator[Callable[..., Supervised]]:
+    started: list[Supervised] = []
+
+    def start(*programs: str) -> Supervised:
+        started.append(Supervised(*programs))
+        return started[-1]
+
+    yield start
+    for supervised in started:
+        supervised.process.kill()
+        supervised.process.wait()
+        supervised.output.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_stops_the_parts_in_their_order(supervise: Callable[..., Supervised], number: signal.Signals) -> None:
+    supervised = supervise(waiting("first"), waiting("second"))
+    supervised.read_until("first is", "second is", "watching")
+    # To the whole group, as a terminal does: the parts must not hear of it but from their supervisor.
+    os.killpg(supervised.process.pid, number)
+    assert supervised.finish() == 0
+    ends = [line for line in supervised.lines if line.endswith("stops")]
+    assert ends == ["first stops", "second stops"]
+    assert not any("interrupted" in line for line in supervised.lines)
+
+
+def test_a_part_that_does_not_end_well_is_told(supervise: Callable[..., Supervised]) -> None:
+    supervised = supervise(waiting("first", code=3), waiting("second"))
+    supervised.read_until("first is", "second is")
+    supervised.process.terminate()
+    assert supervised.finish() == 1
+    assert "part0 did not end well (exit code 3)" in supervised.lines
+    assert "second stops" in supervised.lines
+
+
+@pytest.mark.parametrize(
+    ("program", "how"), [("import sys; sys.exit(0)", "exit code 0"), ("import os; os.abort()", "signal SIGABRT")]
+)
+def test_when_one_part_ends_the_other_is_stopped_and_the_exit_code_is_not_zero(
+    supervise: Callable[..., Supervised], program: str, how: str
+) -> None:
+    # The one that ends waits for nothing, so the other may not even have set its handler: both ends are in order.
+    supervised = supervise(waiting("first"), program)
+    assert supervised.finish() == 1
+    assert f"part1 ended by itself ({how}); stopping the rest" in supervised.lines
+    assert not any("did not end well" in line for line in supervised.lines)
+
+
+def test_a_part_that_ignores_the_signal_is_killed_in_the_end(supervise: Callable[..., Supervised]) -> None:
+    supervised = supervise(STUBBORN.format(name="first"), waiting("second"))
+    supervised.read_until("first is", "second is")
+    supervised.process.terminate()
+    assert supervised.finish() == 1
+    assert "first ignores it" in supervised.lines
+    assert "part0 did not end within 0.2 s and is killed" in supervised.lines
+    assert "second stops" in supervised.lines
+
+
+def test_a_second_signal_ends_everything_at_once(supervise: Callable[..., Supervised]) -> None:
+    slow = STUBBORN.replace("# stubborn", "")
+    supervised = supervise(slow.format(name="first"), waiting("second"))
+    supervised.read_until("first is", "second is")
+    supervised.process.terminate()
+    supervised.read_until("first ignores it")
+    supervised.process.send_signal(signal.SIGINT)
+    assert supervised.finish() == 128 + signal.SIGINT
+    assert "SIGINT: ending everything at once" in supervised.lines
+    assert "second stops" not in supervised.lines
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent is gone")
+def test_no_part_outlives_a_killed_supervisor(supervise: Callable[..., Supervised]) -> None:
+    supervised = supervise(waiting("first"), waiting("second"))
+    lines = supervised.read_until("first is", "second is")
+    parts = [os.pidfd_open(int(line.split()[-1])) for line in lines]
+    supervised.process.kill()
+    supervised.finish()
+    assert {"first stops", "second stops"} <= set(supervised.lines)
+    for part in parts:
+        # Readable once the process has ended.
+        assert select.select([part], [], [], 10.0)[0] == [part]
+        os.close(part)
