@@ -25,7 +25,10 @@ def load_runner(settings: WorkerSettings, cache: CacheSettings, progress: Progre
         torch.set_num_threads(settings.threads)
     if is_witness(settings.model):
         return _load_witness(settings, cache)
-    raise ModelRefusedError(f"worker.model: {settings.model!r} is not a model that can be served")
+    # Here and not above: the library takes seconds to import, and the witness needs nothing of it.
+    from prefixgate.worker.pretrained import load_pretrained
+
+    return load_pretrained(settings, lambda layout: pool_blocks(cache, layout), progress)
 
 
 def is_witness(model: str) -> bool:

@@ -1,0 +1,137 @@
+"""The probe lets through what computes the model's own logits, and refuses the rest with its reason."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from transformers import BloomConfig, DeepseekV3Config, Gemma2Config, MambaConfig
+
+from prefixgate.cache.kv_storage import KVLayout
+from prefixgate.worker.model_runner import ModelRefusedError, ModelSpec, TextAssets
+from prefixgate.worker.probe import probe, probe_ids, refuse_moving_rope, stock_logits, survey
+from tests.worker.tiny_models import CONTEXT, SIZES, VOCABULARY, llama_config, make_model
+
+
+def spec_of(layout: KVLayout) -> ModelSpec:
+    return ModelSpec("tiny", "1", VOCABULARY, (2,), CONTEXT, layout, TextAssets(b""))
+
+
+def test_a_plain_model_passes_and_its_slots_are_known() -> None:
+    model = make_model(llama_config())
+    expected = stock_logits(model, probe_ids(VOCABULARY, CONTEXT))
+    layout = survey(model)
+    assert layout == KVLayout(num_layers=2, num_kv_heads=2, head_dim=8, dtype=torch.float32)
+    probe(model, spec_of(layout), expected)
+
+
+@pytest.mark.parametrize("context", [1, 2, 20])
+def test_a_short_context_is_probed_as_far_as_it_goes(context: int) -> None:
+    model = make_model(llama_config(max_position_embeddings=context))
+    expected = stock_logits(model, probe_ids(VOCABULARY, context))
+    assert len(expected) == context
+    layout = survey(model)
+    probe(model, ModelSpec("tiny", "1", VOCABULARY, (2,), context, layout, TextAssets(b"")), expected)
+
+
+@pytest.mark.parametrize("position", [0, 18, 25, 39])
+def test_logits_that_differ_anywhere_are_refused(position: int) -> None:
+    model = make_model(llama_config())
+    expected = stock_logits(model, probe_ids(VOCABULARY, CONTEXT))
+    expected[position:, 17] += 0.1
+    layout = survey(model)
+    with pytest.raises(ModelRefusedError, match=r"logits differ by 0\.1 from those of the model's own"):
+        probe(model, spec_of(layout), expected)
+
+
+def test_logits_that_are_no_numbers_are_refused() -> None:
+    model = make_model(llama_config())
+    expected = stock_logits(model, probe_ids(VOCABULARY, CONTEXT))
+    with torch.no_grad():
+        model.lm_head.weight[5] = float("nan")
+    with pytest.raises(ModelRefusedError, match="logits differ by nan"):
+        probe(model, spec_of(survey(model)), expected)
+
+
+def test_tokens_that_mix_outside_attention_are_refused() -> None:
+    """Beside each other in one step lie tokens of different calls."""
+    model = make_model(llama_config())
+    original = model.model.layers[0].mlp.forward
+    model.model.layers[0].mlp.forward = lambda hidden: original(hidden + 0.1 * hidden.roll(1, dims=1))
+    expected = stock_logits(model, probe_ids(VOCABULARY, CONTEXT))
+    with pytest.raises(ModelRefusedError, match="logits differ"):
+        probe(model, spec_of(survey(model)), expected)
+
+
+def test_a_layer_that_attends_twice_is_refused() -> None:
+    model = make_model(llama_config())
+    attention = model.model.layers[1].self_attn
+    original = attention.forward
+
+    def twice(*args: Any, **arguments: Any) -> Any:
+        original(*args, **arguments)
+        return original(*args, **arguments)
+
+    attention.forward = twice
+    with pytest.raises(ModelRefusedError, match="2 of 2 layers use the attention hook, with 3 calls"):
+        survey(model)
+
+
+def test_layers_with_different_heads_are_refused() -> None:
+    model, other = make_model(llama_config()), make_model(llama_config(num_key_value_heads=4))
+    model.model.layers[1] = other.model.layers[1]
+    model.model.layers[1].self_attn.config = model.config
+    with pytest.raises(ModelRefusedError, match=r"layers differ in their heads: layer 0 .* 2 kv .* 4 kv"):
+        survey(model)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        pytest.param(Gemma2Config(**SIZES, head_dim=8), "has 'softcap', which is not supported", id="softcap"),
+        pytest.param(
+            MambaConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, state_size=4),
+            "0 of 2 layers use the attention hook",
+            id="no attention",
+        ),
+        pytest.param(
+            BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4),
+            "BloomForCausalLM takes no other attention function",
+            id="no hook",
+        ),
+        pytest.param(
+            DeepseekV3Config(
+                **{**SIZES, "num_key_value_heads": 4, "first_k_dense_replace": 2},
+                n_routed_experts=4,
+                q_lora_rank=8,
+                kv_lora_rank=8,
+                qk_rope_head_dim=4,
+                qk_nope_head_dim=8,
+                v_head_dim=8,
+            ),
+            "keys and values differ in size: layer 0 has 4 query and 4 kv heads with 12 numbers a key and 8 a value",
+            id="key and value sizes",
+        ),
+    ],
+)
+def test_what_a_pool_cannot_serve_is_refused(config: Any, reason: str) -> None:
+    with pytest.raises(ModelRefusedError, match=re.escape(reason)):
+        survey(make_model(config))
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_rotary_embeddings_that_move_with_the_length_are_refused(kind: str) -> None:
+    config = llama_config()
+    config.rope_parameters = {**config.rope_parameters, "rope_type": kind}
+    with pytest.raises(ModelRefusedError, match=f"rotary embedding of type '{kind}'"):
+        refuse_moving_rope(config)
+    config.rope_parameters = {"full_attention": config.rope_parameters}
+    with pytest.raises(ModelRefusedError, match=f"rotary embedding of type '{kind}'"):
+        refuse_moving_rope(config)
+
+
+@pytest.mark.parametrize("kind", ["default", "linear", "yarn", "llama3"])
+def test_fixed_rotary_embeddings_are_taken(kind: str) -> None:
+    config = llama_config()
+    config.rope_parameters = {**config.rope_parameters, "rope_type": kind}
+    refuse_moving_rope(config)

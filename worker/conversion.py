@@ -1,0 +1,79 @@
+"""GGUF files become model folders, once: the result is kept in the cache folder and found there by later starts."""
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from prefixgate.worker.model_runner import ModelRefusedError
+
+_VERSION = 1
+"""Part of the folders' names; raised when what is written changes."""
+
+
+def converted_folder(
+    name: str, sha256: str, fetch: Callable[[Path], Path], cache: Path, progress: Callable[[str], None]
+) -> Path:
+    """Return the folder made from the GGUF file with this digest, making it where it is not there yet.
+
+    ``fetch`` is called with a scratch folder and returns the file's path. Processes that start together make it once:
+    one works, the others wait. What is there under its name is complete, since it was renamed when it was.
+    """
+    target = cache / "models" / f"{name}-{sha256[:16]}-{_VERSION}"
+    if target.is_dir():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(target.with_suffix(".lock"), progress):
+        if not target.is_dir():
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix="unfinished-") as scratch:
+                gguf = fetch(Path(scratch))
+                progress(f"converting {gguf.name} ({_megabytes(gguf)}) to safetensors")
+                made = Path(scratch, "model")
+                convert(gguf, made)
+                made.rename(target)
+                progress(f"converted: {target} ({_megabytes(target / 'model.safetensors')})")
+    return target
+
+
+def convert(gguf: Path, folder: Path) -> None:
+    """Write a GGUF file as a model folder in float32, which holds every quantized weight exactly."""
+    try:
+        model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    except (OSError, ValueError, KeyError, ImportError, NotImplementedError) as error:
+        raise ModelRefusedError(f"{gguf}: the file cannot be converted: {error}") from error
+    folder.mkdir()
+    # Not the library's own save_pretrained: it refuses any model that came from a quantized file, unpacked or not.
+    save_model(model, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.config.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@contextmanager
+def _locked(path: Path, progress: Callable[[str], None]) -> Iterator[None]:
+    """Hold a lock between processes; the system drops it with the process, however that ends."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress("waiting for another process that prepares the same model")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _megabytes(path: Path) -> str:
+    return f"{path.stat().st_size / 1e6:.0f} MB"
+
+
+def cache_folder() -> Path:
+    """Return where downloads and conversions are kept: ``$PREFIXGATE_CACHE_DIR``, or ``~/.cache/prefixgate``."""
+    return Path(os.environ.get("PREFIXGATE_CACHE_DIR") or Path.home() / ".cache" / "prefixgate")
