@@ -25,9 +25,7 @@ class WatchedHealth(health.aio.HealthServicer):
         await super().Watch(request, context)
 
 
-async def start(
-    address: str, status: HealthCheckResponse.ServingStatus.ValueType
-) -> tuple[grpc.aio.Server, WatchedHealth]:
+async def start(address: str, status: int) -> tuple[grpc.aio.Server, WatchedHealth]:
     servicer = WatchedHealth()
     await servicer.set("", status)
     server = grpc.aio.server(options=SERVER_OPTIONS)
