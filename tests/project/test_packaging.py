@@ -1,0 +1,93 @@
+import re
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import NormalizedName, canonicalize_name
+from packaging.version import Version
+
+from prefixgate.config.version import VERSION
+from tests.project.tree import PACKAGES, ROOT, project_settings
+
+
+def requirements() -> list[Requirement]:
+    project = project_settings()["project"]
+    extras = [line for lines in project["optional-dependencies"].values() for line in lines]
+    return [Requirement(line) for line in [*project["dependencies"], *extras]]
+
+
+def pins() -> dict[NormalizedName, Version]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pairs = [line.split("==") for line in lines if not line.startswith("#")]
+    return {canonicalize_name(name): Version(version) for name, version in pairs}
+
+
+def test_every_package_directory_is_packaged_typed_and_seen_by_the_type_checker() -> None:
+    with_init = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert with_init == set(PACKAGES)
+    tools = project_settings()["tool"]
+    named = {f"prefixgate.{name}" for name in PACKAGES}
+    assert set(tools["setuptools"]["packages"]) == named
+    assert tools["setuptools"]["package-dir"] == {f"prefixgate.{name}": name for name in PACKAGES}
+    assert set(tools["importlinter"]["root_packages"]) == named
+    links = {path.name: path.resolve() for path in (ROOT / ".typing" / "prefixgate").iterdir()}
+    assert links == {name: ROOT / name for name in PACKAGES}
+    assert [name for name in PACKAGES if not (ROOT / name / "py.typed").is_file()] == []
+
+
+def test_init_files_are_empty() -> None:
+    assert [name for name in PACKAGES if (ROOT / name / "__init__.py").read_text()] == []
+
+
+def test_subfolders_of_packages_hold_no_modules() -> None:
+    # They would be in no wheel: packages are listed one by one.
+    assert [path for name in PACKAGES for path in (ROOT / name).glob("*/**/*.py")] == []
+
+
+def test_the_gateway_is_walled_off_from_every_module_of_the_cache_but_the_hashing() -> None:
+    contracts = project_settings()["tool"]["importlinter"]["contracts"]
+    forbidden = next(contract for contract in contracts if contract["source_modules"] == ["prefixgate.gateway"])
+    cache = {f"prefixgate.cache.{path.stem}" for path in (ROOT / "cache").glob("*.py")}
+    cache -= {"prefixgate.cache.__init__", "prefixgate.cache.hashing"}
+    assert set(forbidden["forbidden_modules"]) == {"prefixgate.worker", *cache}
+
+
+def test_every_dependency_is_pinned_to_a_version_that_it_may_have() -> None:
+    pinned = pins()
+    asked = {canonicalize_name(requirement.name): requirement.specifier for requirement in requirements()}
+    assert sorted(set(asked) - set(pinned)) == []
+    assert {name: pinned[name] for name, specifier in asked.items() if pinned[name] not in specifier} == {}
+
+
+def test_pins_name_versions_that_everyone_can_install() -> None:
+    # A local version such as "+cpu" exists on one machine or index only.
+    assert {name: version for name, version in pins().items() if version.local} == {}
+
+
+def test_dependencies_are_at_least_as_new_as_the_stubs_demand() -> None:
+    lowest = {
+        canonicalize_name(requirement.name): Version(specifier.version)
+        for requirement in requirements()
+        for specifier in requirement.specifier
+        if specifier.operator == ">="
+    }
+    for path in sorted((ROOT / "proto").glob("*_pb2.py")):
+        protobuf = re.search(r"^# Protobuf Python Version: (\S+)$", path.read_text(), re.MULTILINE)
+        assert protobuf is not None
+        assert lowest[canonicalize_name("protobuf")] >= Version(protobuf[1]), path.name
+    for path in sorted((ROOT / "proto").glob("*_pb2_grpc.py")):
+        grpcio = re.search(r"^GRPC_GENERATED_VERSION = '(\S+)'$", path.read_text(), re.MULTILINE)
+        assert grpcio is not None
+        assert lowest[canonicalize_name("grpcio")] >= Version(grpcio[1]), path.name
+
+
+def test_the_license_is_the_one_named() -> None:
+    assert project_settings()["project"]["license"] == "Apache-2.0"
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+
+
+def test_the_changelog_knows_this_version() -> None:
+    headings = re.findall(r"^## \[(.+?)\]", Path(ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == "Unreleased"
+    assert VERSION in headings or headings == ["Unreleased"]
