@@ -56,6 +56,7 @@ class Engine:
         self._computed_tokens = 0
         self._integrity_violations = 0
         self._metrics_errors = 0
+        self._oldest_received_at: float | None = None
         self._report = self._take_report()
 
     # From any thread
@@ -65,21 +66,20 @@ class Engine:
 
         Raises RefusedError for a call that can never run here, finds too many before it, or comes too late.
         """
+        self._check_fits(request)
+        # The bound on the queue is for the step to enforce, which knows who can run at once. This one keeps the inbox
+        # from growing while a step takes long.
+        if self.report().waiting_calls >= self._limits.max_waiting + self._limits.max_running:
+            raise RefusedError(*self._queue_is_full())
+        request.received_at = self._clock()
         try:
-            self._check_fits(request)
-            # The bound on the queue is for the step to enforce, which knows who can run at once. This one keeps the
-            # inbox from growing while a step takes long.
-            if self.report().waiting_calls >= self._limits.max_waiting + self._limits.max_running:
-                raise RefusedError(*self._queue_is_full())
-            request.received_at = self._clock()
             self.inbox.submit(request)
         except InboxClosedError:
-            refusal = RefusedError(StatusCode.UNAVAILABLE, "the worker is shutting down; try again later")
-            self._observe(self._observations.call_refused, refusal.end)
-            raise refusal from None
-        except RefusedError as refusal:
-            self._observe(self._observations.call_refused, refusal.end)
-            raise
+            raise RefusedError(StatusCode.UNAVAILABLE, "the worker is shutting down; try again later") from None
+
+    def call_refused(self, end: End) -> None:
+        """Count a call that ended before it was queued, whoever refused it."""
+        self._observe(self._observations.call_refused, end)
 
     def cancel(self, request: Request, output: int | None = None) -> None:
         """End a call, or one output of it, at the next step; of no effect on what has ended."""
@@ -90,8 +90,9 @@ class Engine:
 
         What it tells of changes in ``step`` alone, so no reader sees it half changed, and no reader waits for a step.
         """
-        report, fresh = self._report, self.inbox.num_submits
-        return report._replace(waiting_calls=report.waiting_calls + fresh)
+        report, oldest, fresh = self._report, self._oldest_received_at, self.inbox.num_submits
+        age = 0.0 if oldest is None else self._clock() - oldest
+        return report._replace(waiting_calls=report.waiting_calls + fresh, oldest_call_seconds=age)
 
     # On the engine's thread
 
@@ -254,7 +255,8 @@ class Engine:
 
     def _take_report(self) -> EngineReport:
         pool, scheduler = self._cache.pool, self._scheduler
-        candidates = [*scheduler.running, *itertools.islice(scheduler.waiting, 1)]
+        eldest = [*scheduler.running, *itertools.islice(scheduler.waiting, 1)]
+        self._oldest_received_at = min((request.received_at for request in eldest), default=None)
         return EngineReport(
             total_blocks=pool.num_blocks,
             free_blocks=pool.num_free,
@@ -264,7 +266,7 @@ class Engine:
             running_sequences=scheduler.num_running_sequences,
             waiting_calls=len(scheduler.waiting),
             waiting_sequences=sum(request.n for request in scheduler.waiting),
-            oldest_received_at=min((request.received_at for request in candidates), default=None),
+            oldest_call_seconds=0.0,  # filled in when it is read
             steps=self._steps,
             computed_tokens=self._computed_tokens,
             copied_blocks=self._cache.copies_total,

@@ -25,8 +25,6 @@ class Reading:
     report: EngineReport
     model: str
     block_size: int
-    now: float
-    """On the clock of the report."""
 
 
 Value = float | Histogram
@@ -101,11 +99,6 @@ def _calls_received(reading: Reading) -> float:
 def _calls_ended(reading: Reading) -> Samples:
     ended = reading.counts.calls_ended + reading.counts.calls_refused
     return {(code,): ended[code] for code in reading.counts.calls_ended}
-
-
-def _oldest_call_seconds(reading: Reading) -> float:
-    received = reading.report.oldest_received_at
-    return 0.0 if received is None else max(reading.now - received, 0.0)
 
 
 _VLLM = ("model_name", "engine")
@@ -211,7 +204,7 @@ METRICS: tuple[Metric, ...] = (
         "prefixgate_worker_oldest_call_seconds",
         "gauge",
         "Age of the oldest live call; 0 without one.",
-        _one(_oldest_call_seconds),
+        _one(lambda reading: reading.report.oldest_call_seconds),
     ),
     Metric(
         "prefixgate_worker_queue_seconds",

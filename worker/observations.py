@@ -24,6 +24,8 @@ CALL_ENDS = tuple(
         StatusCode.CANCELLED,
         StatusCode.DEADLINE_EXCEEDED,
         StatusCode.INVALID_ARGUMENT,
+        StatusCode.UNIMPLEMENTED,
+        StatusCode.ALREADY_EXISTS,
         StatusCode.RESOURCE_EXHAUSTED,
         StatusCode.INTERNAL,
         StatusCode.UNAVAILABLE,

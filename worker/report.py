@@ -16,8 +16,8 @@ class EngineReport(NamedTuple):
     """Their outputs that are not finished."""
     waiting_calls: int
     waiting_sequences: int
-    oldest_received_at: float | None
-    """Clock reading when the oldest live call came in; None with no live call."""
+    oldest_call_seconds: float
+    """Age of the oldest live call; 0 with none."""
     steps: int
     computed_tokens: int
     """Tokens that the model computed, prompts and outputs together."""

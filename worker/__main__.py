@@ -1,0 +1,54 @@
+"""The worker process: ``python -m prefixgate.worker``."""
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from prefixgate.config.flags import add_flags, settings_from
+from prefixgate.config.hash_key import require_hash_key
+from prefixgate.config.settings import Settings, SettingsError
+from prefixgate.worker.model_runner import ModelRefusedError
+from prefixgate.worker.server import ListenError, WorkerServer
+
+logger = logging.getLogger("prefixgate.worker")
+
+EXIT_USAGE = 2
+"""The settings cannot be used."""
+EXIT_FAILED = 1
+"""An address or the model cannot be had, or the engine failed."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a worker until it is asked to stop; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="prefixgate worker",
+        description="Serve one model on one device to gateways. Whoever reaches the listening address can act for any "
+        "tenant, so keep it on a Unix socket or a private network.",
+    )
+    add_flags(parser, ("worker", "cache"))
+    parsed = parser.parse_args(arguments)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s worker %(levelname)s %(message)s")
+    try:
+        settings = settings_from(parsed)
+        return asyncio.run(_run(settings, require_hash_key(settings.cache)))
+    except SettingsError as error:
+        logger.error("%s", error)
+        return EXIT_USAGE
+    except (ListenError, ModelRefusedError) as error:
+        logger.error("%s", error)
+        return EXIT_FAILED
+
+
+async def _run(settings: Settings, hash_key: bytes) -> int:
+    return await WorkerServer(settings, hash_key).run()
+
+
+if __name__ == "__main__":
+    code = main()
+    logging.shutdown()
+    # A model that is still being loaded runs on a daemon thread, in native code. Python's own way to end would stop
+    # such a thread by unwinding it through frames that cannot be unwound, and abort.
+    os._exit(code)

@@ -1,0 +1,73 @@
+"""The thread that an engine runs on."""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from grpc import StatusCode
+
+from prefixgate.worker.engine import Engine
+from prefixgate.worker.request import End
+
+logger = logging.getLogger(__name__)
+
+ENGINE_FAILED = End(StatusCode.INTERNAL, "the worker's engine failed")
+
+
+class EngineThread:
+    """Steps an engine while there is work, and rests it while there is none.
+
+    A fault that no single call can answer for ends the engine: nothing more is taken, every call hears of it, and
+    ``on_failure`` is called. Nothing is tried again, since what the pool holds then is anyone's guess.
+    """
+
+    def __init__(self, engine: Engine, on_failure: Callable[[], None], *, idle_seconds: float = 1.0) -> None:
+        """``on_failure`` is called on the engine's thread. After ``idle_seconds`` without work the invariants are
+        checked, which is not done at once so as not to stand in the way of the next call.
+        """
+        self._engine = engine
+        self._on_failure = on_failure
+        self._idle_seconds = idle_seconds
+        self._last_word: End | None = None
+        # A daemon: a step that hangs in the model must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Begin to step."""
+        self._thread.start()
+
+    def stop(self, last_word: End) -> None:
+        """Take nothing more and end what is live after the step that runs. ``join`` waits for it."""
+        self._last_word = last_word
+        self._engine.inbox.close()
+
+    def join(self, timeout: float) -> bool:
+        """Wait until the thread has ended; False where it has not after ``timeout`` seconds."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while self._last_word is None:
+                if not self._engine.step():
+                    self._rest()
+        except Exception:
+            logger.critical("The engine failed; every call ends", exc_info=True)
+            self._end(ENGINE_FAILED)
+            self._on_failure()
+        else:
+            self._end(self._last_word)
+
+    def _rest(self) -> None:
+        inbox = self._engine.inbox
+        if not inbox.wait(self._idle_seconds):
+            self._engine.check_integrity()
+            inbox.wait()
+
+    def _end(self, end: End) -> None:
+        """End whatever is live, after closing the inbox, so that no call can slip in behind."""
+        self._engine.inbox.close()
+        try:
+            self._engine.end_all(end)
+        except Exception:
+            logger.exception("Not every call could be ended")

@@ -1,0 +1,225 @@
+"""One worker process: listens, loads its model, serves, drains, ends."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import signal
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2_grpc
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+from prometheus_client import CollectorRegistry
+
+from prefixgate.cache.hashing import BlockHasher
+from prefixgate.cache.prefix_cache import PrefixCache
+from prefixgate.config.address import Address, parse_address
+from prefixgate.config.settings import Settings, SettingsError
+from prefixgate.proto import worker_pb2, worker_pb2_grpc
+from prefixgate.proto.transport import SERVER_OPTIONS
+from prefixgate.worker.engine import Engine
+from prefixgate.worker.engine_thread import EngineThread
+from prefixgate.worker.loader import load_runner, poisons
+from prefixgate.worker.metrics import Reading, WorkerCollector
+from prefixgate.worker.model_runner import ModelRunner
+from prefixgate.worker.observations import Observations
+from prefixgate.worker.scheduler import Limits
+from prefixgate.worker.service import SHUTTING_DOWN, ServedModel, WorkerService
+from prefixgate.worker.socket_file import SocketFileError, claim_socket, private_files
+from prefixgate.worker.status_page import StatusPage
+from prefixgate.worker.wire import describe
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LOCAL_TENANT = "local"
+"""The one tenant where the settings name none."""
+
+_SERVICES = ("", worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_LAST_STEP_SECONDS = 5.0
+_LAST_WORDS_SECONDS = 2.0
+
+
+class ListenError(Exception):
+    """An address cannot be listened on, and why."""
+
+
+class WorkerServer:
+    """Runs one worker from start to end, on the event loop of the main thread."""
+
+    def __init__(self, settings: Settings, hash_key: bytes) -> None:
+        """To be made on the event loop. Raises SettingsError for settings that do not go together."""
+        self._settings = settings
+        self._hasher = BlockHasher(hash_key)
+        worker = settings.worker
+        try:
+            self._limits = Limits(worker.max_batch_tokens, worker.max_running, worker.max_waiting)
+        except ValueError as error:
+            raise SettingsError(f"worker.{error}") from error
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._service = WorkerService()
+        self._health = health.aio.HealthServicer()
+        self._loop = asyncio.get_running_loop()
+        self._engine: EngineThread | None = None
+        self._is_ready = False
+        self._asked_to_stop = asyncio.Event()
+        self._hurried = asyncio.Event()
+        self._failed = asyncio.Event()
+
+    async def run(self) -> int:
+        """Serve until asked to stop by a signal. Returns the exit code: 0 where nothing went wrong.
+
+        The first signal drains: new calls are refused, live ones get their time. A second one ends them at once.
+        Raises ListenError where an address cannot be had, and ModelRefusedError where the model cannot be served.
+        """
+        for number in _STOP_SIGNALS:
+            self._loop.add_signal_handler(number, self.stop)
+        page = self._open_page()
+        try:
+            server = await self._open_server()
+            try:
+                await self._work()
+            finally:
+                await server.stop(_LAST_WORDS_SECONDS)
+        finally:
+            page.close()
+        return 1 if self._failed.is_set() else 0
+
+    async def _work(self) -> None:
+        runner = await self._load()
+        if runner is not None:
+            await self._serve(runner)
+            await _first_of(self._asked_to_stop.wait(), self._failed.wait())
+            await self._drain()
+
+    def stop(self) -> None:
+        """Drain and end; called again, end at once."""
+        if self._asked_to_stop.is_set():
+            logger.warning("Asked again to stop: ending every call now")
+            self._hurried.set()
+        self._asked_to_stop.set()
+
+    def _open_page(self) -> StatusPage:
+        address = parse_address(self._settings.worker.http)
+        try:
+            page = StatusPage(
+                address, self._registry, live=lambda: not self._failed.is_set(), ready=lambda: self._is_ready
+            )
+        except OSError as error:
+            raise ListenError(f"worker.http: {address} cannot be listened on: {error.strerror}") from error
+        logger.info("Metrics on http://%s/metrics", Address(address.host, page.port))
+        return page
+
+    async def _open_server(self) -> grpc.aio.Server:
+        """Listen before the model is loaded, so that whoever waits for it can see that it comes."""
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        for name in _SERVICES:
+            await self._health.set(name, HealthCheckResponse.NOT_SERVING)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        worker_pb2_grpc.add_WorkerServicer_to_server(self._service, server)
+        address = parse_address(self._settings.worker.listen)
+        try:
+            if address.is_unix:
+                claim_socket(Path(address.path))
+            with private_files():
+                port = server.add_insecure_port(str(address))
+                await server.start()
+        except (SocketFileError, RuntimeError) as error:
+            raise ListenError(f"worker.listen: {address} cannot be listened on: {error}") from error
+        if not address.is_local:
+            logger.warning(
+                "worker.listen: %s is open to other machines; who reaches it can act for any tenant", address
+            )
+        logger.info("Listening on %s", address if address.is_unix else Address(address.host, port))
+        return server
+
+    async def _load(self) -> ModelRunner | None:
+        """Load the model on a thread of its own; None where the worker was asked to stop before it was there."""
+        settings = self._settings
+        loading = _on_daemon_thread(lambda: load_runner(settings.worker, settings.cache, logger.info))
+        await _first_of(asyncio.wait([loading]), self._asked_to_stop.wait())
+        return loading.result() if loading.done() else None
+
+    async def _serve(self, runner: ModelRunner) -> None:
+        settings, spec = self._settings, runner.spec
+        cache = PrefixCache(runner.storage.num_blocks, self._hasher)
+        observations = Observations(settings.tenants or [LOCAL_TENANT])
+        engine = Engine(runner, cache, self._limits, observations, poison=poisons(settings.worker, settings.cache))
+        description = describe(
+            spec,
+            block_size=cache.block_size,
+            num_blocks=cache.num_blocks,
+            hash_key_fingerprint=self._hasher.fingerprint,
+            incarnation=secrets.token_hex(16),
+        )
+        self._engine = EngineThread(engine, self._engine_failed)
+        self._engine.start()
+        self._service.serve(ServedModel(spec, description, engine, observations, self._limits.max_running))
+        self._registry.register(
+            WorkerCollector(lambda: Reading(observations, engine.report(), spec.name, cache.block_size))
+        )
+        for name in _SERVICES:
+            await self._health.set(name, HealthCheckResponse.SERVING)
+        self._is_ready = True
+        logger.info("Serving %s with %d blocks of %d tokens", spec.name, cache.num_blocks, cache.block_size)
+
+    def _engine_failed(self) -> None:
+        """Hear from the engine's thread that it is dead."""
+        self._loop.call_soon_threadsafe(self._failed.set)
+
+    async def _drain(self) -> None:
+        """Let live calls finish, within bounds, then end what is left, and tell every gateway."""
+        assert self._engine is not None
+        self._is_ready = False
+        self._service.drain()
+        await self._health.enter_graceful_shutdown()
+        seconds = self._settings.worker.drain_seconds
+        if not self._failed.is_set():
+            logger.info("Draining for at most %g seconds", seconds)
+            await _first_of(self._hurried.wait(), self._failed.wait(), self._service.until_idle(), seconds=seconds)
+        self._engine.stop(SHUTTING_DOWN)
+        if not await asyncio.to_thread(self._engine.join, _LAST_STEP_SECONDS):
+            logger.error("The last step did not end within %g seconds", _LAST_STEP_SECONDS)
+        try:
+            await asyncio.wait_for(self._service.close(), _LAST_WORDS_SECONDS)
+        except TimeoutError:
+            logger.warning("A gateway did not read its last words")
+
+
+async def _first_of(*waits: Coroutine[Any, Any, object], seconds: float | None = None) -> None:
+    """Wait until one of several things has happened, or for so long."""
+    tasks = [asyncio.create_task(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _on_daemon_thread(compute: Callable[[], T]) -> asyncio.Future[T]:
+    """Compute beside the event loop, on a thread that the process does not wait for when it ends."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def tell(settle: Callable[[], None]) -> None:
+        # The loop may be closed by now, and the future cancelled.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(lambda: None if future.done() else settle())
+
+    def run() -> None:
+        try:
+            result = compute()
+        except Exception as raised:
+            error = raised
+            tell(lambda: future.set_exception(error))
+        else:
+            tell(lambda: future.set_result(result))
+
+    threading.Thread(target=run, name="loader", daemon=True).start()
+    return future

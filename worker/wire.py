@@ -1,0 +1,129 @@
+"""Protocol messages to the engine's objects and back."""
+
+import secrets
+
+from grpc import StatusCode
+
+from prefixgate.cache.hashing import CacheScope
+from prefixgate.proto import generation_pb2, worker_pb2
+from prefixgate.proto.transport import PROTOCOL_VERSION, text_digest
+from prefixgate.worker.model_runner import ModelSpec
+from prefixgate.worker.outbox import News, Sink
+from prefixgate.worker.report import EngineReport
+from prefixgate.worker.request import End, Request, SamplingParams, Usage
+from prefixgate.worker.sequence import FinishReason
+
+_REASONS = {
+    FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
+}
+
+
+def describe(
+    spec: ModelSpec, *, block_size: int, num_blocks: int, hash_key_fingerprint: bytes, incarnation: str
+) -> worker_pb2.ModelDescription:
+    """Tell a gateway all that it needs to serve the model."""
+    text = spec.text
+    return worker_pb2.ModelDescription(
+        model=spec.name,
+        fingerprint=spec.fingerprint,
+        vocabulary_size=spec.vocabulary_size,
+        eos_ids=spec.eos_ids,
+        context_length=spec.context_length,
+        block_size=block_size,
+        max_call_tokens=num_blocks * block_size,
+        hash_key_fingerprint=hash_key_fingerprint,
+        incarnation=incarnation,
+        tokenizer=text.tokenizer,
+        chat_template=text.chat_template,
+        template_tokens=text.template_tokens,
+        text_digest=text_digest(text.tokenizer, text.chat_template),
+        protocol_version=PROTOCOL_VERSION,
+    )
+
+
+def scope_of(submit: worker_pb2.Submit, spec: ModelSpec) -> CacheScope:
+    """Tell with whom a call shares. The tenant is what the gateway verified; the salt can only narrow it."""
+    return CacheScope(submit.tenant, f"{spec.name}@{spec.fingerprint}", salt=submit.cache.salt)
+
+
+def read_submit(submit: worker_pb2.Submit, spec: ModelSpec, sink: Sink) -> Request:
+    """Make a request of a checked submit, with every default filled in."""
+    return Request(
+        token_ids=list(submit.token_ids),
+        scope=scope_of(submit, spec),
+        sampling=_read_sampling(submit.sampling),
+        sink=sink,
+        call_id=submit.call_id,
+        n=submit.n,
+        deadline_seconds=submit.deadline_seconds if submit.HasField("deadline_seconds") else None,
+    )
+
+
+def _read_sampling(sampling: generation_pb2.SamplingParams) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k if sampling.HasField("top_k") else None,
+        top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
+        seed=sampling.seed if sampling.HasField("seed") else secrets.randbits(64),
+        stop_ids=frozenset(sampling.stop_ids),
+        ignore_eos=sampling.ignore_eos,
+    )
+
+
+def add_news(event: worker_pb2.CallEvent, news: News) -> None:
+    """Add what a call gained in one step to what an event tells of it already."""
+    outputs = {output.index: output for output in event.outputs}
+    for index in sorted(news.token_ids.keys() | news.finished.keys()):
+        output = outputs.get(index) or event.outputs.add(index=index)
+        output.token_ids.extend(news.token_ids.get(index, ()))
+        if index in news.finished:
+            output.finish_reason = _REASONS[news.finished[index]]
+    if news.end is not None:
+        write_end(event, news.end, news.request.usage)
+
+
+def write_end(event: worker_pb2.CallEvent, end: End, usage: Usage | None = None) -> None:
+    """Make an event a call's last one."""
+    event.end.code = code_number(end.code)
+    event.end.message = end.message
+    if usage is not None:
+        event.end.usage.CopyFrom(
+            generation_pb2.Usage(
+                prompt_tokens=usage.prompt_tokens,
+                cached_tokens=usage.cached_tokens,
+                block_hit_tokens=usage.block_hit_tokens,
+                partial_copy_tokens=usage.partial_copy_tokens,
+                claimed_tail_tokens=usage.claimed_tail_tokens,
+                copied_blocks=usage.copied_blocks,
+                completion_tokens=usage.completion_tokens,
+                queue_seconds=usage.queue_seconds,
+                first_token_seconds=usage.first_token_seconds,
+            )
+        )
+
+
+def code_number(code: StatusCode) -> int:
+    """Return the number by which a status travels."""
+    number: int = code.value[0]
+    return number
+
+
+def write_report(
+    report: EngineReport, *, block_size: int, incarnation: str, queried_tokens: int, hit_tokens: int
+) -> worker_pb2.WorkerReport:
+    """Tell how an engine stands."""
+    made = worker_pb2.WorkerReport(
+        incarnation=incarnation,
+        running_calls=report.running_calls,
+        waiting_calls=report.waiting_calls,
+        queried_tokens=queried_tokens,
+        hit_tokens=hit_tokens,
+    )
+    made.pool.block_size = block_size
+    made.pool.total_blocks = report.total_blocks
+    made.pool.free_blocks = report.free_blocks
+    made.pool.active_blocks = report.active_blocks
+    made.pool.cached_blocks = report.cached_blocks
+    return made
