@@ -46,7 +46,7 @@ def convert(gguf: Path, folder: Path) -> None:
     try:
         model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    except (OSError, ValueError, KeyError, ImportError, NotImplementedError) as error:
+    except Exception as error:  # a file can be wrong in any way, and the library raises whatever it then meets
         raise ModelRefusedError(f"{gguf}: the file cannot be converted: {error}") from error
     folder.mkdir()
     # Not the library's own save_pretrained: it refuses any model that came from a quantized file, unpacked or not.

@@ -27,7 +27,7 @@ def load_model(folder: Path, device: torch.device, dtype: torch.dtype | None) ->
         model = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=dtype or "auto", local_files_only=True, use_safetensors=True
         )
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # files can be wrong in any way, and the library raises whatever it then meets
         raise ModelRefusedError(f"{folder}: the model cannot be loaded: {error}") from error
     return model.to(device).eval()
 
@@ -45,7 +45,7 @@ def load_text(folder: Path) -> TextAssets:
     """Load tokenizer and chat template."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # as above
         raise ModelRefusedError(f"{folder}: the tokenizer cannot be loaded: {error}") from error
     if not tokenizer.is_fast:
         raise ModelRefusedError(f"{folder}: its tokenizer cannot be written as a tokenizer.json")

@@ -78,10 +78,10 @@ def _find(model: str, cache: Path, digests: FileDigests, progress: Callable[[str
 def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    kind, _, index = name.partition(":")  # torch.device keeps an index in a byte: there "cuda:256" is "cuda:0"
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
         raise ModelRefusedError(f"worker.device: {name!r}, but there are {torch.cuda.device_count()} CUDA devices")
-    return device
+    return torch.device(name)
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype | None:

@@ -1,0 +1,73 @@
+"""Conversions are complete or absent, made once, and keep the file's numbers."""
+
+import hashlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from prefixgate.worker.conversion import cache_folder, convert, converted_folder
+from prefixgate.worker.model_runner import ModelRefusedError
+from prefixgate.worker.probe import stock_logits
+from tests.worker.tiny_models import write_gguf
+
+
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+
+
+def quiet(line: str) -> None:
+    """Take progress lines that nobody reads."""
+
+
+def test_the_folder_computes_what_the_file_does(gguf: Path, tmp_path: Path) -> None:
+    convert(gguf, tmp_path / "model")
+    converted = AutoModelForCausalLM.from_pretrained(tmp_path / "model", local_files_only=True)
+    original = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    assert torch.equal(stock_logits(converted, [5, 6, 7]), stock_logits(original, [5, 6, 7]))
+    assert converted.generation_config.eos_token_id == 257
+
+
+def test_a_conversion_is_made_once_by_those_that_start_together(gguf: Path, tmp_path: Path) -> None:
+    other_waits = threading.Event()
+    fetched = []
+
+    def fetch(scratch: Path) -> Path:
+        fetched.append(scratch)
+        assert other_waits.wait(30)
+        return gguf
+
+    def progress(line: str) -> None:
+        if line.startswith("waiting for another process"):
+            other_waits.set()
+
+    def start(_: int) -> Path:
+        return converted_folder("tiny", "ab" * 32, fetch, tmp_path, progress)
+
+    with ThreadPoolExecutor(2) as threads:
+        folders = set(threads.map(start, range(2)))
+    assert len(folders) == len(fetched) == 1
+    assert (folders.pop() / "model.safetensors").is_file()
+
+
+def test_what_failed_leaves_nothing_behind_and_can_be_tried_again(gguf: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(gguf.read_bytes()[:300])
+    digest = hashlib.sha256(gguf.read_bytes()).hexdigest()
+    with pytest.raises(ModelRefusedError, match=r"broken\.gguf: the file cannot be converted"):
+        converted_folder("tiny", digest, lambda _: broken, tmp_path / "cache", quiet)
+    assert [path.suffix for path in (tmp_path / "cache" / "models").iterdir()] == [".lock"]
+    folder = converted_folder("tiny", digest, lambda _: gguf, tmp_path / "cache", quiet)
+    assert converted_folder("tiny", digest, lambda _: broken, tmp_path / "cache", quiet) == folder
+
+
+def test_the_cache_folder_can_be_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PREFIXGATE_CACHE_DIR", str(tmp_path))
+    assert cache_folder() == tmp_path
+    monkeypatch.delenv("PREFIXGATE_CACHE_DIR")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "prefixgate"
