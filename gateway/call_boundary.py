@@ -1,0 +1,76 @@
+"""The boundary that every call runs in: one beginning, one end, and one status whatever goes wrong."""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from prefixgate.gateway.errors import CallError, ErrorStatus, is_being_cancelled, status_of
+from prefixgate.gateway.live_calls import Call, LiveCalls
+from prefixgate.gateway.metrics import CALLS_ENDED, CALLS_STARTED, GatewayMetrics
+from prefixgate.gateway.validation import check_request_id
+from prefixgate.proto.fields import FieldError
+
+logger = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class CallBoundary:
+    """Opens and closes the calls of all methods."""
+
+    def __init__(self, live: LiveCalls, metrics: GatewayMetrics, tenant_of: Callable[[], str]) -> None:
+        """``tenant_of`` names the tenant of the running call, as its credential proved it."""
+        self._live = live
+        self._metrics = metrics
+        self._tenant_of = tenant_of
+
+    @asynccontextmanager
+    async def call(self, method: str, context: Context, request_id: str = "") -> AsyncIterator[Call]:
+        """Run a handler's body as a call; what it raises becomes the call's status.
+
+        A client's own cancel is passed on, as gRPC loses memory for a handler that returns normally then. Any other
+        CancelledError becomes a status, as gRPC would leave the client waiting for one.
+        """
+        call = Call(method, self._tenant_of(), _own_or_new(request_id))
+        code = grpc.StatusCode.OK
+        self._metrics.count(CALLS_STARTED, method, call.tenant)
+        try:
+            self._live.enter(call)
+            yield call
+        except asyncio.CancelledError as error:
+            if is_being_cancelled():
+                code = grpc.StatusCode.CANCELLED
+                raise
+            code = grpc.StatusCode.UNAVAILABLE
+            await _abort(call, context, status_of(CallError(code, "the call was given up"), call.request_id), error)
+        except Exception as error:
+            status = status_of(error, call.request_id)
+            code = status.code
+            await _abort(call, context, status, error)
+        finally:
+            self._live.leave(call)
+            self._metrics.count(CALLS_ENDED, method, call.tenant, code.name)
+            logger.info(
+                "%s tenant=%s request=%s %s %.3f s", method, call.tenant, call.request_id, code.name, call.age_seconds
+            )
+
+
+async def _abort(call: Call, context: Context, status: ErrorStatus, error: BaseException) -> NoReturn:
+    if not status.is_expected:
+        logger.error("%s request=%s failed", call.method, call.request_id, exc_info=error)
+    await context.abort(status.code, status.message, status.metadata)
+
+
+def _own_or_new(request_id: str) -> str:
+    try:
+        check_request_id(request_id)
+    except FieldError:
+        # The call is about to be refused for it; a name in the refusal still helps.
+        request_id = ""
+    return request_id or uuid.uuid4().hex

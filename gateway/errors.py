@@ -1,0 +1,95 @@
+"""Every way a call can fail, and the status that the client gets for it."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import grpc
+from google.protobuf.any_pb2 import Any
+from google.rpc.error_details_pb2 import BadRequest  # type: ignore[import-untyped]
+from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
+
+from prefixgate.proto.fields import FieldError
+
+REQUEST_ID_KEY = "prefixgate-request-id"
+"""Trailing metadata of a call that failed."""
+_DETAILS_KEY = "grpc-status-details-bin"
+_MAX_MESSAGE_CHARACTERS = 2000
+"""A status travels as metadata, which is bounded."""
+
+CODES: Mapping[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class CallError(Exception):
+    """A call that ends with a status of its own. The text can be shown to the client."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class NoWorkerError(CallError):
+    """There is no worker to send a call to, or it went away with the call."""
+
+    def __init__(self, message: str = "no worker is ready; try again later") -> None:
+        super().__init__(grpc.StatusCode.UNAVAILABLE, message)
+
+
+class DrainingError(CallError):
+    """The gateway finishes what it has and takes nothing more."""
+
+    def __init__(self) -> None:
+        super().__init__(grpc.StatusCode.UNAVAILABLE, "the gateway is shutting down; try again elsewhere or later")
+
+
+class ErrorStatus(NamedTuple):
+    """What a failed call ends with."""
+
+    code: grpc.StatusCode
+    message: str
+    metadata: tuple[tuple[str, str | bytes], ...]
+    is_expected: bool
+    """False for a fault of ours, which is to be logged with its traceback."""
+
+
+def status_of(error: BaseException, request_id: str) -> ErrorStatus:
+    """Map what a handler raised to a status.
+
+    An exception that nobody planned is INTERNAL, and its text, which may hold anything, stays in our log.
+    """
+    metadata: tuple[tuple[str, str | bytes], ...] = ((REQUEST_ID_KEY, request_id),)
+    if isinstance(error, FieldError):
+        code, message = CODES[error.code], _cut(str(error))
+        return ErrorStatus(code, message, (*metadata, (_DETAILS_KEY, _bad_request(error, message))), True)
+    if isinstance(error, CallError):
+        return ErrorStatus(error.code, _cut(str(error)), metadata, True)
+    message = f"internal error; the gateway's log says more under request id {request_id}"
+    return ErrorStatus(grpc.StatusCode.INTERNAL, message, metadata, False)
+
+
+def worker_error(code: int, message: str) -> CallError:
+    """Make the error of a call that the worker ended with a status other than OK."""
+    status = CODES.get(code, grpc.StatusCode.INTERNAL)
+    if status is grpc.StatusCode.CANCELLED:
+        # The gateway stops listening to a call that it cancels, so this was not the client's wish.
+        return NoWorkerError(message or "the worker gave the call up")
+    return CallError(status, message)
+
+
+def is_being_cancelled() -> bool:
+    """Tell, in an ``except CancelledError``, whether somebody wants the running task itself to end.
+
+    If not, the error came out of something that the task waited for, and must not pass for the client's own cancel.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _bad_request(error: FieldError, message: str) -> bytes:
+    detail = Any()
+    detail.Pack(BadRequest(field_violations=[BadRequest.FieldViolation(field=error.field, description=message)]))
+    return bytes(Status(code=error.code, message=message, details=[detail]).SerializeToString())
+
+
+def _cut(message: str) -> str:
+    return message if len(message) <= _MAX_MESSAGE_CHARACTERS else message[:_MAX_MESSAGE_CHARACTERS] + "…"

@@ -1,0 +1,70 @@
+"""A request's input to the token ids that the model gets."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from prefixgate.gateway.chat_template import ChatTemplateError
+from prefixgate.gateway.metrics import ENCODING, GatewayMetrics
+from prefixgate.gateway.served_model import ServedModel
+from prefixgate.gateway.tokenizer import ControlTextError
+from prefixgate.proto import gateway_pb2
+from prefixgate.proto.fields import invalid
+
+T = TypeVar("T")
+Request = gateway_pb2.GenerateRequest | gateway_pb2.TokenizeRequest
+
+
+class PromptEncoder:
+    """Renders and encodes in threads of its own: on the event loop one long prompt would stop every stream."""
+
+    def __init__(self, threads: ThreadPoolExecutor, metrics: GatewayMetrics, *, max_prompt_bytes: int) -> None:
+        self._threads = threads
+        self._metrics = metrics
+        self._max_prompt_bytes = max_prompt_bytes
+
+    async def encode(self, request: Request, model: ServedModel) -> Sequence[int]:
+        """Encode a checked input. Raises FieldError for what template or tokenizer do not take.
+
+        When cancelled, the thread ends what it has begun, bounded by the input's size, and the result is dropped.
+        """
+        started = time.monotonic()
+        match request.WhichOneof("input"):
+            case "prompt":
+                ids = await self._in_thread(lambda: encode_prompt(request.prompt, model))
+            case "chat":
+                ids = await self._in_thread(lambda: encode_chat(request.chat, model, self._max_prompt_bytes))
+            case _:
+                assert isinstance(request, gateway_pb2.GenerateRequest)
+                return request.token_ids.ids
+        self._metrics.observe(ENCODING, seconds=time.monotonic() - started)
+        return ids
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def encode_prompt(prompt: str, model: ServedModel) -> list[int]:
+    """Encode a raw prompt. Raises FieldError."""
+    try:
+        return model.tokenizer.encode_prompt(prompt)
+    except ControlTextError as error:
+        raise invalid("prompt", str(error)) from error
+
+
+def encode_chat(chat: gateway_pb2.Chat, model: ServedModel, max_prompt_bytes: int) -> list[int]:
+    """Render a conversation with the model's template and encode it. Raises FieldError."""
+    if model.chat_template is None:
+        raise invalid("chat", "this model has no chat template; send prompt or token_ids")
+    shield = model.tokenizer.shield
+    messages = [{"role": shield(said.role), "content": shield(said.content)} for said in chat.messages]
+    growth = sum(len(new["content"]) - len(said.content) for new, said in zip(messages, chat.messages, strict=True))
+    try:
+        text = model.chat_template.render(messages, max_characters=max_prompt_bytes + max(growth, 0))
+        if len(model.tokenizer.unshield(text).encode()) > max_prompt_bytes:
+            raise ChatTemplateError(f"come to more than {max_prompt_bytes} bytes in the chat template")
+        return model.tokenizer.encode_rendered(text)
+    except (ChatTemplateError, ControlTextError) as error:
+        raise invalid("chat.messages", str(error)) from error

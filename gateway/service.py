@@ -1,0 +1,84 @@
+"""The public API's methods: each only translates."""
+
+from contextlib import aclosing
+
+from prefixgate.gateway.call_boundary import CallBoundary, Context
+from prefixgate.gateway.generation import Generator
+from prefixgate.gateway.output_text import whole
+from prefixgate.gateway.prompt_encoder import PromptEncoder
+from prefixgate.gateway.validation import Limits, check_input, num_outputs
+from prefixgate.gateway.worker_client import WorkerClient
+from prefixgate.proto import gateway_pb2, gateway_pb2_grpc, worker_pb2
+
+
+class GatewayService(gateway_pb2_grpc.GatewayServicer):
+    """Generate, Complete, Tokenize and Stats."""
+
+    def __init__(
+        self,
+        boundary: CallBoundary,
+        generator: Generator,
+        encoder: PromptEncoder,
+        worker: WorkerClient,
+        limits: Limits,
+    ) -> None:
+        self._boundary = boundary
+        self._generator = generator
+        self._encoder = encoder
+        self._worker = worker
+        self._limits = limits
+
+    # A coroutine that writes, where the generated base has an iterator: an iterator that its reader drops is closed
+    # when the garbage collector comes to it, and until then nobody cancels the call at the worker.
+    async def Generate(  # type: ignore[override]
+        self, request: gateway_pb2.GenerateRequest, context: Context
+    ) -> None:
+        """Stream the deltas, then the completion."""
+        async with (
+            self._boundary.call("Generate", context, request.request_id) as call,
+            aclosing(self._generator.run(request, call, context.time_remaining)) as responses,
+        ):
+            async for response in responses:
+                await context.write(response)
+
+    async def Complete(self, request: gateway_pb2.GenerateRequest, context: Context) -> gateway_pb2.CompleteResponse:
+        """Answer whole: the same generation as Generate's, put together."""
+        answer = gateway_pb2.CompleteResponse()
+        async with self._boundary.call("Complete", context, request.request_id) as call:
+            deltas: list[gateway_pb2.OutputDelta] = []
+            async with aclosing(self._generator.run(request, call, context.time_remaining)) as responses:
+                async for response in responses:
+                    deltas += response.deltas
+                    if response.HasField("completion"):
+                        answer.completion.CopyFrom(response.completion)
+            answer.outputs.extend(whole(num_outputs(request), deltas))
+        return answer
+
+    async def Tokenize(self, request: gateway_pb2.TokenizeRequest, context: Context) -> gateway_pb2.TokenizeResponse:
+        """Encode an input as Generate would."""
+        answer = gateway_pb2.TokenizeResponse()
+        async with self._boundary.call("Tokenize", context):
+            check_input(request, self._limits.max_prompt_bytes)
+            answer.token_ids.extend(await self._encoder.encode(request, self._worker.connection.model))
+        return answer
+
+    async def Stats(self, request: gateway_pb2.StatsRequest, context: Context) -> gateway_pb2.StatsResponse:
+        """Say what is served and how the worker stands."""
+        answer = gateway_pb2.StatsResponse()
+        async with self._boundary.call("Stats", context) as call:
+            answer.MergeFrom(_stats(self._worker.connection.model.description, await self._worker.report(call.tenant)))
+        return answer
+
+
+def _stats(model: worker_pb2.ModelDescription, report: worker_pb2.WorkerReport) -> gateway_pb2.StatsResponse:
+    return gateway_pb2.StatsResponse(
+        model=model.model,
+        model_fingerprint=model.fingerprint,
+        context_length=model.context_length,
+        incarnation=report.incarnation,
+        pool=report.pool,
+        running_calls=report.running_calls,
+        waiting_calls=report.waiting_calls,
+        queried_tokens=report.queried_tokens,
+        hit_tokens=report.hit_tokens,
+    )

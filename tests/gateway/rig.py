@@ -1,0 +1,151 @@
+"""A real gateway in this process, in front of a fake worker, and a client of it."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import grpc.aio
+from grpc_health.v1 import health_pb2
+
+from prefixgate.config.settings import GatewaySettings, Settings, TenantSettings
+from prefixgate.gateway.server import GatewayServer
+from prefixgate.gateway.tenants import digest_api_key
+from prefixgate.proto import gateway_pb2, gateway_pb2_grpc
+from prefixgate.proto.transport import CHANNEL_OPTIONS
+from tests.gateway.fake_worker import FINGERPRINT, FakeCall, FakeSession, FakeWorker, serving
+
+T = TypeVar("T")
+PATIENCE = 20.0
+"""Seconds after which a test that hangs is given up."""
+
+
+def run(test: Coroutine[Any, Any, T]) -> T:
+    """Run an async test, with a guard against hanging."""
+
+    async def guarded() -> T:
+        async with asyncio.timeout(PATIENCE):
+            return await test
+
+    return asyncio.run(guarded())
+
+
+def tenants(**keys: str) -> dict[str, TenantSettings]:
+    """Make tenants by name, each with one API key."""
+    return {name: TenantSettings((digest_api_key(key.encode()),)) for name, key in keys.items()}
+
+
+@dataclass
+class Rig:
+    """What a test holds."""
+
+    worker: FakeWorker
+    server: GatewayServer
+    channel: grpc.aio.Channel
+    stub: "gateway_pb2_grpc.GatewayAsyncStub"
+    session: FakeSession
+    """The gateway's first."""
+
+    async def next_call(self) -> FakeCall:
+        return await self.session.calls.get()
+
+    async def metrics(self) -> str:
+        return (await self.get("/metrics"))[1]
+
+    async def metric(self, sample: str) -> float:
+        """Read one sample, named as on the page; 0 where it is not there."""
+        values = [line.rpartition(" ") for line in (await self.metrics()).splitlines()]
+        return next((float(value) for name, _, value in values if name == sample), 0.0)
+
+    async def get(self, path: str) -> tuple[int, str]:
+        return await asyncio.to_thread(http_get, f"http://{self.server.http_address}{path}")
+
+    async def health(self, service: str = "") -> int:
+        check = self.channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )
+        answer: health_pb2.HealthCheckResponse = await check(health_pb2.HealthCheckRequest(service=service))
+        return int(answer.status)
+
+    async def until_health(self, status: int) -> None:
+        """Wait for a state of health by watching it."""
+        watch = self.channel.unary_stream(
+            "/grpc.health.v1.Health/Watch",
+            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )(health_pb2.HealthCheckRequest())
+        async for answer in watch:
+            if answer.status == status:
+                watch.cancel()
+                return
+
+
+def http_get(url: str) -> tuple[int, str]:
+    try:
+        with urlopen(url, timeout=5) as response:
+            return response.status, response.read().decode()
+    except HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+@asynccontextmanager
+async def gateway(
+    worker_address: str, *, tenant_settings: Mapping[str, TenantSettings] | None = None, **settings: Any
+) -> AsyncIterator[GatewayServer]:
+    """Run a gateway on free loopback ports."""
+    values = {"listen": "127.0.0.1:0", "http": "127.0.0.1:0", "worker": worker_address} | settings
+    server = GatewayServer(
+        Settings(gateway=GatewaySettings(**values), tenants=tenant_settings or {}), hash_key_fingerprint=FINGERPRINT
+    )
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop(0)
+
+
+@asynccontextmanager
+async def rig(
+    worker: FakeWorker | None = None, *, tenant_settings: Mapping[str, TenantSettings] | None = None, **settings: Any
+) -> AsyncIterator[Rig]:
+    """Run everything, and wait until the gateway has found its worker."""
+    worker = worker or FakeWorker()
+    with tempfile.TemporaryDirectory() as folder:
+        async with (
+            serving(worker, Path(folder) / "worker.sock") as address,
+            gateway(address, tenant_settings=tenant_settings, **settings) as server,
+            grpc.aio.insecure_channel(str(server.address), options=CHANNEL_OPTIONS) as channel,
+        ):
+            session = await worker.sessions.get()
+            stub: gateway_pb2_grpc.GatewayAsyncStub = gateway_pb2_grpc.GatewayStub(channel)
+            yield Rig(worker, server, channel, stub, session)
+
+
+def prompt(text: str = "hi", **fields: Any) -> gateway_pb2.GenerateRequest:
+    return gateway_pb2.GenerateRequest(prompt=text, **fields)
+
+
+def chat(*messages: tuple[str, str], **fields: Any) -> gateway_pb2.GenerateRequest:
+    said = [gateway_pb2.ChatMessage(role=role, content=content) for role, content in messages]
+    return gateway_pb2.GenerateRequest(chat=gateway_pb2.Chat(messages=said), **fields)
+
+
+async def collect(stream: Any) -> list[gateway_pb2.GenerateResponse]:
+    """Read a stream of Generate to its end."""
+    return [response async for response in stream]
+
+
+def text_of(responses: list[gateway_pb2.GenerateResponse], index: int = 0) -> str:
+    return "".join(delta.text for response in responses for delta in response.deltas if delta.index == index)
+
+
+def ids_of(responses: list[gateway_pb2.GenerateResponse], index: int = 0) -> list[int]:
+    return [i for response in responses for delta in response.deltas if delta.index == index for i in delta.token_ids]
