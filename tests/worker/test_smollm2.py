@@ -81,6 +81,14 @@ class Worker:
         return [self.listener.heard[request] for request in self.ask(prompts)]
 
 
+def encode(runner: ModelRunner, messages: list[dict[str, str]]) -> list[int]:
+    """Turn a chat into token ids."""
+    text = runner.spec.text
+    rendered = jinja2.Template(text.chat_template).render(messages=messages, add_generation_prompt=True)
+    ids: list[int] = Tokenizer.from_str(text.tokenizer.decode()).encode(rendered, add_special_tokens=False).ids
+    return ids
+
+
 @pytest.fixture(scope="module")
 def runner() -> ModelRunner:
     settings = WorkerSettings(model="smollm2", device="cpu", dtype="float32", threads=1)
@@ -89,13 +97,8 @@ def runner() -> ModelRunner:
 
 @pytest.fixture(scope="module")
 def prompts(runner: ModelRunner) -> list[list[int]]:
-    text = runner.spec.text
-    template, tokenizer = jinja2.Template(text.chat_template), Tokenizer.from_str(text.tokenizer.decode())
-    conversations = [
-        [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}] for question in QUESTIONS
-    ]
-    rendered = [template.render(messages=messages, add_generation_prompt=True) for messages in conversations]
-    return [tokenizer.encode(prompt, add_special_tokens=False).ids for prompt in rendered]
+    system = {"role": "system", "content": SYSTEM}
+    return [encode(runner, [system, {"role": "user", "content": question}]) for question in QUESTIONS]
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +107,10 @@ def fresh(runner: ModelRunner, prompts: list[list[int]]) -> list[list[int]]:
     return [Worker(runner).answers([prompt])[0] for prompt in prompts]
 
 
-def test_the_capital_of_france_is_paris(runner: ModelRunner, fresh: list[list[int]]) -> None:
+def test_the_capital_of_france_is_paris(runner: ModelRunner) -> None:
+    answer = Worker(runner).answers([encode(runner, [{"role": "user", "content": QUESTIONS[0]}])])[0]
     tokenizer = Tokenizer.from_str(runner.spec.text.tokenizer.decode())
-    assert "Paris" in tokenizer.decode(fresh[0])
+    assert tokenizer.decode(answer) == "The capital of France is Paris."
 
 
 def test_the_model_itself_would_say_the_same(prompts: list[list[int]], fresh: list[list[int]]) -> None:
