@@ -1,7 +1,9 @@
 """An engine on the witness model, driven step by step."""
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from grpc import StatusCode
@@ -78,6 +80,29 @@ class RecordingRunner:
         return [sum(count for _, count in rows) for rows in self.steps]
 
 
+class WatchedEngine(Engine):
+    """An engine whose steps can be waited for from other threads."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.stepped = threading.Condition()
+
+    def step(self) -> bool:
+        busy = super().step()
+        with self.stepped:
+            self.stepped.notify_all()
+        return busy
+
+    def wait_until_idle(self, timeout: float) -> bool:
+        """Wait for a step that leaves no call and no block in use; False after ``timeout`` seconds."""
+        with self.stepped:
+            return self.stepped.wait_for(self._is_idle, timeout)
+
+    def _is_idle(self) -> bool:
+        report = self.report()
+        return not (report.running_calls or report.waiting_calls or report.active_blocks)
+
+
 class Driver:
     """Submits calls, steps, and checks the cache's invariants after each step."""
 
@@ -97,7 +122,7 @@ class Driver:
         self.observations = Observations(["acme", "bolt"])
         self.limits = Limits(max_batch_tokens, max_running, max_waiting)
         self.now = 100.0
-        self.engine = Engine(
+        self.engine = WatchedEngine(
             self.runner,
             self.cache,
             self.limits,
