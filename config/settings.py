@@ -82,8 +82,9 @@ class WorkerSettings:
     model: str = _setting(
         "smollm2",
         Text("a name or a path, not empty", r"[^\x00-\x1f\x7f]+"),
-        '"smollm2" (a small chat model that runs on a CPU), "witness" (a built-in diagnostic model without weights), '
-        "the folder of a Hugging Face causal language model, or a GGUF file.",
+        '"smollm2" (a small chat model that runs on a CPU), "witness" (a built-in diagnostic model without weights; '
+        '"witness:eos_every=8,step_ms=5,prefill_us_per_token=20" sets what it imitates), the folder of a Hugging Face '
+        "causal language model, or a GGUF file.",
     )
     served_name: str = _setting(
         "",
@@ -130,7 +131,7 @@ class CacheSettings:
     poison: bool = _setting(
         False,
         Flag(),
-        "Fill fresh blocks with NaN, so that a read of an unwritten slot shows. Always so with the witness.",
+        "Fill fresh blocks with NaN, so that a read of an unwritten slot shows. The witness always does.",
     )
 
 

@@ -12,6 +12,7 @@ from typing import NoReturn
 from prefixgate.config.flags import add_flags, overrides_from, settings_from
 from prefixgate.config.settings import SettingsError
 from prefixgate.config.version import VERSION
+from prefixgate.gateway.console import say
 from prefixgate.gateway.generate_command import add_generate_arguments, generate
 from prefixgate.gateway.serve import SERVE_SETTINGS, serve
 from prefixgate.gateway.tenants import digest_api_key, new_api_key
@@ -88,7 +89,7 @@ class _Layout(argparse.RawDescriptionHelpFormatter):
 
 def _serve(args: argparse.Namespace) -> int:
     _need_torch()
-    return serve(args.config, overrides_from(args), _say)
+    return serve(args.config, overrides_from(args), say)
 
 
 def _worker(args: argparse.Namespace) -> int:
@@ -111,19 +112,14 @@ def _gateway(args: argparse.Namespace) -> int:
 
 def _key(_: argparse.Namespace) -> int:
     key = new_api_key()
-    _say(f"API key, for the client (it is shown this once):\n  {key}")
-    _say(f'Its digest, for the configuration file:\n  [tenants.NAME]\n  api_keys = ["{digest_api_key(key.encode())}"]')
+    say(f"API key, for the client (it is shown this once):\n  {key}")
+    say(f'Its digest, for the configuration file:\n  [tenants.NAME]\n  api_keys = ["{digest_api_key(key.encode())}"]')
     return 0
 
 
 def _need_torch() -> None:
     if importlib.util.find_spec("torch") is None:
         raise SettingsError("the worker needs more than the base install: pip install 'prefixgate[worker]'")
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
 
 
 COMMANDS = (

@@ -10,6 +10,7 @@ import grpc
 from prefixgate.config.address import Address, parse_address
 from prefixgate.config.settings import GatewaySettings
 from prefixgate.gateway.answer import Answer
+from prefixgate.gateway.console import discard_output
 from prefixgate.proto import gateway_pb2, gateway_pb2_grpc, generation_pb2
 from prefixgate.proto.transport import CHANNEL_OPTIONS
 
@@ -63,8 +64,7 @@ def generate(args: argparse.Namespace) -> int:
         sys.stderr.write("\n")
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        # The interpreter flushes standard output once more when it ends, and would complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         return 128 + signal.SIGPIPE
     return 0
 

@@ -1,10 +1,18 @@
 """What all tests share."""
 
+import os
 from collections.abc import Callable
 
+import hypothesis
 import pytest
 
 from tests import counts
+
+# The same examples in every run, so that a change is judged by itself; the soak draws new ones. No deadlines: how fast
+# an example runs is the machine's affair.
+hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("soak", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("soak" if os.environ.get(counts.SOAK_VARIABLE) == "1" else "same")
 
 
 @pytest.fixture(scope="session")
