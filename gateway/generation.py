@@ -47,10 +47,11 @@ class Generator:
         check_generate(request, description, self._limits)
         token_ids = await self._encoder.encode(request, connection.model)
         submit = self._submission(request, call, description, token_ids, time_remaining())
-        worker_call = connection.session.submit(submit)
         stops = StopStrings(request.stop)
         outputs = [OutputText(index, connection.model.pieces, stops) for index in range(submit.n)]
         progress = _Progress(self._metrics, call, submit.n)
+        # Last, so that nothing can fail between the call's start at the worker and the promise to end it there.
+        worker_call = connection.session.submit(submit)
         try:
             while True:
                 event = await worker_call.receive()

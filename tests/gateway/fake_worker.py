@@ -89,11 +89,14 @@ class FakeSession:
         self._by_id: dict[int, FakeCall] = {}
         self._context = context
         self._step = 0
+        self._writing = asyncio.Lock()
         self._ending: asyncio.Future[tuple[grpc.StatusCode, str]] = asyncio.get_running_loop().create_future()
 
     async def step(self, *events: worker_pb2.CallEvent) -> None:
-        self._step += 1
-        await self._context.write(worker_pb2.StepMessage(step=self._step, events=events))
+        # gRPC takes one write at a time.
+        async with self._writing:
+            self._step += 1
+            await self._context.write(worker_pb2.StepMessage(step=self._step, events=events))
 
     def close(self, code: grpc.StatusCode = grpc.StatusCode.OK, message: str = "") -> None:
         """End the stream with a status."""
