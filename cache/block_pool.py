@@ -7,11 +7,14 @@ A block is in one of three states:
 - *cached*: no references, but published in the index, so that it can be hit again or evicted.
 
 Reference counts change in ``take``, ``hold`` and ``release`` and nowhere else; a block changes between free, active
-and cached there and in ``reclaim`` and ``keep``. The loops are written out, since they run once for each block of
-each call: a method call for each block would double the cost of a hit.
+and cached there and in ``reclaim``. The loops are written out, since they run once for each block of each call: a
+method call for each block would double the cost of a hit. All blocks that one of these methods is given belong to one
+tenant, whose account is kept along with the states.
 """
 
 from collections.abc import Iterable, Sequence
+
+from prefixgate.cache.accounts import Account
 
 
 class NoFreeBlocksError(Exception):
@@ -43,7 +46,7 @@ class BlockPool:
         """The free list, next to be handed out last."""
         return tuple(self._free)
 
-    def take(self, count: int) -> list[int]:
+    def take(self, count: int, account: Account) -> list[int]:
         """Hand out free blocks, each with one reference. Raises NoFreeBlocksError and takes nothing when too few."""
         if count > len(self._free):
             raise NoFreeBlocksError(f"{count} blocks were asked for and {len(self._free)} are free")
@@ -54,9 +57,10 @@ class BlockPool:
         ref_counts = self.ref_counts
         for block in taken:
             ref_counts[block] = 1
+        account.active += count
         return taken
 
-    def hold(self, blocks: Iterable[int]) -> int:
+    def hold(self, blocks: Iterable[int], account: Account) -> int:
         """Add a reference to blocks that are active or cached. Returns how many were cached and are active now."""
         ref_counts, revived = self.ref_counts, 0
         for block in blocks:
@@ -65,9 +69,11 @@ class BlockPool:
             if not count:
                 revived += 1
         self.num_cached -= revived
+        account.cached -= revived
+        account.active += revived
         return revived
 
-    def release(self, blocks: Iterable[int], *, published: bool) -> int:
+    def release(self, blocks: Iterable[int], account: Account, *, published: bool) -> int:
         """Drop a reference from blocks that are all published or all not. Returns how many have none left.
 
         Blocks without references become cached where they are published, and free where they are not.
@@ -82,16 +88,14 @@ class BlockPool:
                 if not published:
                     self._free.append(block)
             ref_counts[block] = count
+        account.active -= idle
         if published:
             self.num_cached += idle
+            account.cached += idle
         return idle
 
-    def reclaim(self, blocks: Iterable[int]) -> None:
+    def reclaim(self, blocks: Sequence[int], account: Account) -> None:
         """Make cached blocks free: their content left the index."""
-        before = len(self._free)
-        self._free.extend(blocks)
-        self.num_cached -= len(self._free) - before
-
-    def keep(self, block: int) -> None:
-        """Drop the only reference of a block that was just published: active becomes cached."""
-        self.release((block,), published=True)
+        self._free += blocks
+        self.num_cached -= len(blocks)
+        account.cached -= len(blocks)

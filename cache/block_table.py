@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from prefixgate.cache.accounts import Account
 from prefixgate.cache.hashing import BlockHash, CacheScope
 
 
@@ -23,6 +24,7 @@ class BlockTable:
     """
 
     scope: CacheScope
+    account: Account
     token_ids: list[int]
     """The sequence's own live list, prompt then output. The engine appends, the table reads."""
     root: int
@@ -36,8 +38,27 @@ class BlockTable:
     """Packed ids of the same blocks."""
     num_published: int = 0
     publishable: bool = True
-    """False once a block could not enter the index (its hash was taken by other content): what follows it would
-    hang in the air."""
+    """False for calls that keep nothing, and once a block could not enter the index (its hash was taken by other
+    content, or its scope was flushed): what follows it would hang in the air."""
+    retention: int | None = None
+    """Retention priority for the table's blocks; None leaves them as they are."""
     frontier: tuple[int, bytes] | None = None
     """The node that this table is computing next, as (parent block, packed ids), while others may wait for it."""
     released: bool = False
+
+    def forked(self, token_ids: list[int]) -> "BlockTable":
+        """A table of the same blocks for a new sequence. Its references are the cache's to take."""
+        return BlockTable(
+            scope=self.scope,
+            account=self.account,
+            token_ids=token_ids,
+            root=self.root,
+            scope_digest=self.scope_digest,
+            reservation=self.reservation,
+            block_ids=list(self.block_ids),
+            hashes=self.hashes,
+            contents=self.contents,
+            num_published=self.num_published,
+            publishable=self.publishable,
+            retention=self.retention,
+        )

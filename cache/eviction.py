@@ -1,26 +1,50 @@
-"""Which evictable block goes first: the seam that policies plug into."""
+"""Which evictable block goes first: the seam that policies plug into.
 
+Evictable are the blocks that are published, unreferenced and without children. A *policy* keeps what it observes of
+the whole pool; its *queues* order the evictable blocks of one tenant and retention priority each, and their ranks can
+be compared, so that a choice between tenants is the policy's too.
+"""
+
+from collections.abc import Sequence
 from typing import Protocol
 
 
-class EvictionPolicy(Protocol):
-    """Orders the *evictable* blocks: published, unreferenced, without children.
+class EvictionQueue(Protocol):
+    """Some of the evictable blocks, next victim first.
 
-    The owner calls ``used`` whenever a sequence lets go of a path of blocks, ``add`` when a block becomes evictable,
-    and ``pop`` to take one. A block that stops being evictable (it was hit, or got a child) is not reported:
-    ``is_evictable`` is asked when a block is about to be handed out, so that a hit on a long path costs nothing here.
+    A block that stops being evictable (it was hit, or got a child) is not reported: the policy asks ``is_evictable``
+    when a block comes up, so that a hit on a long path costs nothing here.
     """
-
-    name: str
-
-    def used(self, block: int) -> None:
-        """A path that ends at this block was used just now, and with it every block above."""
 
     def add(self, block: int, child: int | None = None) -> None:
         """The block is evictable now; where it became so because its last child was evicted, that is ``child``."""
 
+    def rank(self) -> float | None:
+        """Rank of the next victim, lower goes first; None where there is none."""
+
     def pop(self) -> int | None:
-        """Take the block to evict next, or None where there is none."""
+        """Take the next victim, or None where there is none."""
+
+    def succeeds(self, parent: int, child: int) -> bool:
+        """Whether the evicted child's parent is the next victim, so that it need not be added and popped again."""
 
     def order(self) -> list[int]:
-        """All evictable blocks, next to go first. For tests and people; sorts."""
+        """All blocks, next victim first. For tests and people; sorts."""
+
+
+class EvictionPolicy(Protocol):
+    """What decides, and what it is told. Made with the number of blocks and the question ``is_evictable``."""
+
+    name: str
+
+    def queue(self) -> EvictionQueue:
+        """A new, empty queue."""
+
+    def used(self, block: int) -> None:
+        """A path that ends at this block was used just now, and with it every block above."""
+
+    def published(self, blocks: Sequence[int], hashes: Sequence[bytes]) -> None:
+        """Blocks were computed and can be hit from now on; a hash that was evicted before is a hit that was missed."""
+
+    def evicted(self, hashes: Sequence[bytes]) -> None:
+        """Blocks went, leaf first."""

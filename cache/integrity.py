@@ -25,6 +25,7 @@ def check_integrity(cache: PrefixCache) -> None:
     _check_states(cache)
     _check_tree(cache)
     _check_tables(cache)
+    _check_accounts(cache)
     _check_eviction(cache)
 
 
@@ -36,7 +37,8 @@ def _require(holds: bool, sentence: str) -> None:
 def _check_references(cache: PrefixCache) -> None:
     """Each block is referenced exactly by the tables that list it and the copies that read it."""
     expected = Counter(block for table in cache.tables() for block in table.block_ids)
-    expected.update(copy.src for copy in cache.copies_under_way())
+    expected.update(copy.src for copy in cache.planned_copies())
+    expected.update(block for pin in cache.pins.all() for block in pin.blocks)
     for block, count in enumerate(cache.pool.ref_counts):
         _require(count == expected[block], f"block {block} has {count} references and is held {expected[block]} times")
 
@@ -76,7 +78,8 @@ def _check_tree(cache: PrefixCache) -> None:
                 assert above is not None
                 right = cache.hasher.hash_block(type(block_hash)(above), digest, content)
                 _require(block_hash == right, f"node {node} does not carry the hash of its content")
-                _require(index.find(block_hash) == node, f"the hash of node {node} finds another block")
+                found = index.find(block_hash) == node
+                _require(found != index.is_detached(root), f"node {node}: found by its hash {found}")
                 _require(len(content) == width, f"full node {node} holds {len(content)} bytes of ids")
             below = sum(pool.ref_counts[child] for child in children if not index.is_tail(child))
             if parent < pool.num_blocks:
@@ -86,7 +89,8 @@ def _check_tree(cache: PrefixCache) -> None:
             pending += children
     nodes = {block for block in range(pool.num_blocks) if index.parents[block] != NONE}
     _require(nodes == reached, f"nodes {sorted(nodes ^ reached)} cannot be reached from a root")
-    full = sum(1 for node in nodes if index.hashes[node] is not None)
+    attached = [root for root in index.roots() if not index.is_detached(root)]
+    full = sum(1 for root in attached for node in index.walk(root) if index.hashes[node] is not None)
     _require(len(index) == full, f"{len(index)} hashes are indexed for {full} full nodes")
 
 
@@ -111,14 +115,31 @@ def _check_tables(cache: PrefixCache) -> None:
             above = block
 
 
+def _check_accounts(cache: PrefixCache) -> None:
+    """Each tenant's counts are those of its blocks and promises; floors and caps are kept."""
+    owners = {block: table.account for table in cache.tables() for block in table.block_ids}
+    for root in cache.index.roots():
+        account = cache.accounts.of(cache.index.scope_of(root).tenant)
+        owners.update(dict.fromkeys(cache.index.walk(root), account))
+    held = [block for block, count in enumerate(cache.pool.ref_counts) if count]
+    idle = [block for block in owners if not cache.pool.ref_counts[block]]
+    active = Counter(owners[block].tenant for block in held if block in owners)
+    cached = Counter(owners[block].tenant for block in idle)
+    promised: Counter[str] = Counter()
+    for table, reservation in {id(t.reservation): (t, t.reservation) for t in cache.tables()}.values():
+        promised[table.account.tenant] += reservation.remaining
+    for account in cache.accounts:
+        name = account.tenant
+        counted = (account.active, account.cached, account.promised)
+        is_so = (active[name], cached[name], promised[name])
+        _require(counted == is_so, f"tenant {name} is counted as {counted} and has {is_so}")
+        _require(account.held <= account.cap, f"tenant {name} holds {account.held} of {account.cap}")
+
+
 def _check_eviction(cache: PrefixCache) -> None:
-    """The policy knows exactly the blocks that may be evicted, each once."""
-    index, pool = cache.index, cache.pool
-    order = cache.policy.order()
-    evictable = {
-        block
-        for block in range(pool.num_blocks)
-        if not pool.ref_counts[block] and index.is_node(block) and index.first_child[block] == NONE
-    }
+    """The evictor knows exactly the blocks that may be evicted, each once."""
+    pool = cache.pool
+    order = [block for account in cache.accounts for block in cache.evictor.order(account)]
+    evictable = {block for block in range(pool.num_blocks) if cache.evictor.is_evictable(block)}
     _require(len(order) == len(set(order)), "a block stands twice in the eviction order")
     _require(set(order) == evictable, f"blocks {sorted(set(order) ^ evictable)}: evictable or in the order, not both")

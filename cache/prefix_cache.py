@@ -3,54 +3,33 @@
 One owner, one thread: every method runs on the engine's thread, between steps. Nothing here touches the pool's bytes;
 what must happen to them is collected in a ``CopyPlan`` that the engine runs before the forward pass.
 
-The order of a step is: ``admit`` and ``writable`` for what will run, ``take_plan``, run it on the storage,
-``plan_done``, the forward pass, sampling, then ``publish`` for the blocks that became full, and ``release`` for what
-ended. See ``docs/architecture.md`` for why each stands where it stands.
+The order of a step is: ``admit`` and ``writable`` for what will run, ``run_plan`` on the storage, the forward pass,
+sampling, then ``publish`` for the blocks that became full, and ``release`` for what ended. ``docs/cache.md`` tells why
+each stands where it stands and what the other orders break.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from prefixgate.cache.block_pool import BlockPool, NoFreeBlocksError
-from prefixgate.cache.block_table import BlockTable, Reservation
+from prefixgate.cache.accounts import Account, Accounts, TenantShare
+from prefixgate.cache.admission import Admission, Admitter, CacheMode
+from prefixgate.cache.allocator import Allocator
+from prefixgate.cache.block_pool import BlockPool
+from prefixgate.cache.block_table import BlockTable
 from prefixgate.cache.copy_plan import Copy, CopyPlan
-from prefixgate.cache.hashing import ROOT_HASH, BlockHash, BlockHasher, CacheScope, pack_ids
+from prefixgate.cache.copy_planner import CopyPlanner
+from prefixgate.cache.events import EventLog
+from prefixgate.cache.eviction import EvictionPolicy
+from prefixgate.cache.evictor import Evictor
+from prefixgate.cache.hashing import BlockHash, BlockHasher, CacheScope
+from prefixgate.cache.in_flight import InFlight
 from prefixgate.cache.integrity import check_integrity
 from prefixgate.cache.lru import LRUPolicy
-from prefixgate.cache.prefix_index import NONE, PartialMatch, PrefixIndex
-
-_TOKEN_BYTES = 4
-
-
-class Match(NamedTuple):
-    """What of a prompt is cached at this moment. A hint: it says nothing about the next moment."""
-
-    blocks: list[int]
-    """Whole blocks, in order."""
-    partial: PartialMatch | None
-    """Where the prompt leaves the tree inside a block: the child to copy from, or the tail to take over."""
-    block_size: int
-
-    @property
-    def cached_tokens(self) -> int:
-        return len(self.blocks) * self.block_size + (self.partial.tokens if self.partial else 0)
-
-
-class Admission(NamedTuple):
-    """A call's blocks, and where the tokens in them come from."""
-
-    table: BlockTable
-    block_hit_tokens: int
-    """Tokens in whole blocks that are shared."""
-    partial_copy_tokens: int
-    """Tokens copied out of a block that goes on differently."""
-    claimed_tail_tokens: int
-    """Tokens in the tail of a finished sequence that this one took over."""
-    copied_blocks: int
-
-    @property
-    def cached_tokens(self) -> int:
-        return self.block_hit_tokens + self.partial_copy_tokens + self.claimed_tail_tokens
+from prefixgate.cache.matching import Explanation, Match, explain_match, match_prompt
+from prefixgate.cache.pins import Pin, Pins
+from prefixgate.cache.prefix_index import PrefixIndex
+from prefixgate.cache.prompt import Prompt
+from prefixgate.cache.publisher import Publisher
 
 
 class CacheStats(NamedTuple):
@@ -61,65 +40,98 @@ class CacheStats(NamedTuple):
     active_blocks: int
     cached_blocks: int
     reserved_blocks: int
-    references: int
+    pinned_blocks: int
     evictions_total: int
     copies_total: int
     collisions_total: int
 
 
-class _Prompt(NamedTuple):
-    """A prompt, packed and hashed once for matching, admitting and publishing."""
-
-    packed: bytes
-    contents: list[bytes]
-    hashes: list[BlockHash]
-
-
 class PrefixCache:
     """Blocks, index and eviction behind the operations that a sequence's life needs."""
 
-    def __init__(self, num_blocks: int, hasher: BlockHasher) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        hasher: BlockHasher,
+        *,
+        shares: Mapping[str, TenantShare] | None = None,
+        pin_limit: int = 0,
+        index: Callable[[int], PrefixIndex] = PrefixIndex,
+        policy: Callable[[int, Callable[[int], bool]], EvictionPolicy] = LRUPolicy,
+        incarnation: str = "",
+    ) -> None:
+        """``shares`` are the tenants' floors and caps, ``pin_limit`` the most blocks that pins may hold.
+
+        Raises ValueError, with the numbers, where floors and pins leave nothing of the pool to share.
+        """
         self.num_blocks = num_blocks
         self.block_size = hasher.block_size
         self.hasher = hasher
+        self.accounts = Accounts(num_blocks, shares or {}, pin_limit=pin_limit)
         self.pool = BlockPool(num_blocks)
-        self.index = PrefixIndex(num_blocks, hasher)
-        self.policy = LRUPolicy(num_blocks, self._is_evictable)
-        self.evictions_total = 0
-        self.copies_total = 0
+        self.index = index(num_blocks)
+        self.events = EventLog(incarnation)
+        self.pins = Pins(pin_limit)
+        self.in_flight = InFlight()
+        self.evictor = Evictor(self.pool, self.index, policy)
+        self._publisher = Publisher(hasher, self.pool, self.index, self.evictor, self.events)
+        self._planner = CopyPlanner(self.pool, self._release_source)
+        self._allocator = Allocator(self.block_size, self.pool, self.accounts, self.evictor, self._planner, self.events)
+        self._admitter = Admitter(self.block_size, self.pool, self.index, self.evictor, self._allocator, self._planner)
         self._tables: set[BlockTable] = set()
-        self._reserved = 0
-        self._copies: dict[int, Copy] = {}  # by destination
-        self._fresh: list[int] = []
-        self._plans: list[CopyPlan] = []  # taken and not done: their sources are held
 
     # Questions
 
+    def prompt(self, scope: CacheScope, token_ids: Sequence[int]) -> Prompt:
+        """Pack and hash a prompt once, for a call that may have to ask several times."""
+        return Prompt.of(self.hasher, scope, token_ids)
+
     def match(self, scope: CacheScope, token_ids: Sequence[int]) -> Match:
         """Find what of a prompt is cached. Changes nothing, not even the order of eviction."""
-        prompt = self._pack(self.hasher.scope_digest(scope), token_ids)
-        return self._match(self.index.find_root(scope), prompt, len(token_ids))[0]
+        return match_prompt(self.index, self.prompt(scope, token_ids), self.block_size)
+
+    def explain(self, scope: CacheScope, token_ids: Sequence[int]) -> Explanation:
+        """Tell where a prompt leaves the cache and why. Changes nothing; other scopes' content looks never seen."""
+        prompt = self.prompt(scope, token_ids)
+        match = match_prompt(self.index, prompt, self.block_size)
+        claims = self._admitter.claims(match, CacheMode.DEFAULT)
+        return explain_match(match, prompt, self.index, self.evictor.evicted_hashes, claims=claims)
+
+    def leader(self, prompt: Prompt) -> BlockTable | None:
+        """The table that is computing the first node this prompt misses, where one is: waiting for it is a hit."""
+        root = self.index.find_root(prompt.scope)
+        if root is None or not self.in_flight:
+            return None
+        match = match_prompt(self.index, prompt, self.block_size)
+        position = len(match.blocks)
+        if position >= (prompt.num_tokens - 1) // self.block_size:
+            return None
+        return self.in_flight.leader(match.blocks[-1] if match.blocks else root, prompt.contents[position])
 
     def blocks_needed(self, prompt_tokens: int, max_new_tokens: int, outputs: int) -> int:
         """Blocks that a call holds at its largest, sharing with nobody: what a pool must have to ever serve it.
 
         The last sampled token is never an input, so it needs no slot.
         """
-        whole = self._blocks_for(prompt_tokens + max_new_tokens - 1)
+        whole = self._allocator.blocks_for(prompt_tokens + max_new_tokens - 1)
         return whole + (outputs - 1) * (whole - prompt_tokens // self.block_size)
 
+    def ceiling(self, tenant: str) -> int:
+        """The most blocks that one call of the tenant can ever hold: its cap, and what others' floors leave."""
+        return self.accounts.ceiling(tenant)
+
     def stats(self) -> CacheStats:
-        """Count; O(blocks) for the references, so for scrapes and tests."""
+        """Count; O(1)."""
         pool = self.pool
         return CacheStats(
             total_blocks=pool.num_blocks,
             free_blocks=pool.num_free,
             active_blocks=pool.num_active,
             cached_blocks=pool.num_cached,
-            reserved_blocks=self._reserved,
-            references=sum(pool.ref_counts),
-            evictions_total=self.evictions_total,
-            copies_total=self.copies_total,
+            reserved_blocks=self.accounts.total_promised,
+            pinned_blocks=self.pins.num_blocks,
+            evictions_total=self.evictor.evictions_total,
+            copies_total=self._planner.copies_total,
             collisions_total=self.index.collisions_total,
         )
 
@@ -127,59 +139,64 @@ class PrefixCache:
         """The live tables, in no order."""
         return tuple(self._tables)
 
-    def copies_under_way(self) -> list[Copy]:
-        """Copies planned or taken whose sources are still held."""
-        return [*self._copies.values(), *(copy for plan in self._plans for copy in plan.copies)]
+    def planned_copies(self) -> list[Copy]:
+        """Copies that the next plan will hold."""
+        return self._planner.planned()
 
     def check_integrity(self) -> None:
         """Check every invariant of pool, index and tables. Raises IntegrityError with what is wrong; O(blocks)."""
         check_integrity(self)
 
+    def snapshot(self) -> list[tuple[str, BlockHash]]:
+        """Tenant and hash of every block that can be hit, parents before children, as of ``events.last``."""
+        index = self.index
+        return [
+            (index.scope_of(root).tenant, block_hash)
+            for root in index.roots()
+            if not index.is_detached(root)
+            for node in index.walk(root)
+            if (block_hash := index.hashes[node]) is not None
+        ]
+
     # A sequence's life
 
     def admit(
-        self, scope: CacheScope, token_ids: list[int], *, outputs: int = 1, max_new_tokens: int
+        self,
+        scope: CacheScope,
+        token_ids: list[int],
+        *,
+        outputs: int = 1,
+        max_new_tokens: int,
+        mode: CacheMode = CacheMode.DEFAULT,
+        retention: int | None = None,
+        prompt: Prompt | None = None,
     ) -> Admission | None:
         """Match, plan and commit in one transaction: all of a call's blocks are held or promised, or nothing changed.
 
-        The blocks of the prompt are held now, the rest is reserved, so an admitted call never runs out. Returns None
-        where there is no room at present. Raises ValueError for a call that can never fit.
+        The blocks of the prompt are held now, the rest is promised, so an admitted call never runs out. Returns None
+        where there is no room at present. Raises ValueError for a call that can never fit. ``prompt`` saves packing
+        and hashing where the caller did it before.
         """
-        prompt_tokens = len(token_ids)
-        needed = self.blocks_needed(prompt_tokens, max_new_tokens, outputs)
-        if needed > self.num_blocks:
-            raise ValueError(f"the call needs {needed} blocks; the pool has {self.num_blocks}")
-        digest = self.hasher.scope_digest(scope)
-        prompt = self._pack(digest, token_ids)
-        root = self.index.find_root(scope)
-        found, collided = self._match(root, prompt, prompt_tokens)
-        if not self._has_room(found, needed):
-            # The source of a partial copy stays held while it is copied, which can be the one block too many.
-            found = found._replace(partial=None)
-            if not self._has_room(found, needed):
-                return None
-        self.index.collisions_total += collided
-        return self._commit(scope, digest, token_ids, prompt, found, needed)
+        needed = self.blocks_needed(len(token_ids), max_new_tokens, outputs)
+        if needed > self.ceiling(scope.tenant):
+            raise ValueError(f"the call needs {needed} blocks; the tenant can have {self.ceiling(scope.tenant)}")
+        prompt = prompt or self.prompt(scope, token_ids)
+        admission = self._admitter.admit(prompt, token_ids, needed, mode)
+        if admission is not None:
+            admission.table.retention = retention
+            self._tables.add(admission.table)
+            self.in_flight.advance(admission.table)
+        return admission
 
     def fork(self, table: BlockTable, token_ids: list[int]) -> BlockTable:
         """Share all of a table's blocks with a new sequence that begins with the same tokens.
 
         ``token_ids`` is the new sequence's own live list.
         """
-        self.pool.hold(table.block_ids)
+        self.pool.hold(table.block_ids, table.account)
+        self.index.share_root(table.root)
         table.reservation.holders += 1
-        fork = BlockTable(
-            scope=table.scope,
-            token_ids=token_ids,
-            root=self.index.hold_root(table.scope),
-            scope_digest=table.scope_digest,
-            reservation=table.reservation,
-            block_ids=list(table.block_ids),
-            hashes=list(table.hashes),
-            contents=list(table.contents),
-            num_published=table.num_published,
-            publishable=table.publishable,
-        )
+        fork = table.forked(token_ids)
         self._tables.add(fork)
         return fork
 
@@ -187,43 +204,30 @@ class PrefixCache:
         """Make the slots of positions ``[start, stop)`` exist and belong to this table alone.
 
         Takes the blocks that are missing, and plans a copy where the block of ``start`` is shared. Returns the number
-        of blocks copied (0 or 1: later blocks are new). Raises NoFreeBlocksError beyond what admission reserved.
+        of blocks copied (0 or 1: later blocks are new). Raises NoFreeBlocksError beyond what admission promised.
         """
         block_ids, copied = table.block_ids, 0
         first = start // self.block_size
         if first < len(block_ids) and self._is_shared(block_ids[first]):
-            self._copy_on_write(table, first, start % self.block_size)
+            source = block_ids[first]
+            (block_ids[first],) = self._allocator.take_promised(table, 1)
+            # The table's reference to the source passes to the planner.
+            self._planner.add(Copy(source, block_ids[first], start % self.block_size), table.account)
             copied = 1
-        missing = self._blocks_for(stop) - len(block_ids)
+        missing = self._allocator.blocks_for(stop) - len(block_ids)
         if missing > 0:
-            block_ids += self._take_reserved(table.reservation, missing)
+            block_ids += self._allocator.take_promised(table, missing)
         return copied
 
     def publish(self, table: BlockTable, num_written: int) -> None:
         """Index the blocks that are full now that the table's first ``num_written`` slots are written.
 
-        To be called after the step that wrote them has completed. Where the same node was published meanwhile, the
-        table moves to its block and lets go of its own, so that equal content has one block and a parent is never
-        referenced less than its children.
+        To be called after the step that wrote them has completed.
         """
-        full = num_written // self.block_size
-        if full <= table.num_published or not table.publishable:
-            return
-        self._hash_up_to(table, full)
-        done, index = table.num_published, self.index
-        hashes, contents = table.hashes[done:full], table.contents[done:full]
-        parent = table.block_ids[done - 1] if done else table.root
-        unique = len(set(hashes)) == len(hashes)
-        if unique and all(index.find(block_hash) is None for block_hash in hashes):
-            self._drop_superseded_tail(parent, contents[0])
-            index.insert_chain(table.block_ids[done:full], parent, contents, hashes)
-            table.num_published = full
-            return
-        for block_hash, content in zip(hashes, contents, strict=True):
-            if not self._publish_one(table, parent, block_hash, content):
-                table.publishable = False
-                return
-            parent = table.block_ids[table.num_published - 1]
+        before = table.num_published
+        self._publisher.publish(table, num_written)
+        if table.frontier is not None and (table.num_published > before or not table.publishable):
+            self.in_flight.advance(table)
 
     def release(self, table: BlockTable, num_written: int) -> None:
         """Let go of all blocks; the exit of every sequence, whatever ended it. A second call does nothing.
@@ -233,270 +237,125 @@ class PrefixCache:
         """
         if table.released:
             return
-        self.publish(table, num_written)
+        self.in_flight.leave(table)
+        self._publisher.publish(table, num_written)
         table.released = True
         self._tables.discard(table)
-        tail = self._keep_tail(table, num_written)
-        own = [block for block in table.block_ids[table.num_published :] if block != tail]
+        tail = self._publisher.keep_tail(table, num_written)
+        own = table.block_ids[table.num_published :]
+        if tail is not None:
+            own.remove(tail)
         for block in own:
-            self._forget_copy_to(block)
-        self.pool.release(reversed(own), published=False)
-        self._leave_path(table.block_ids[: table.num_published], tail)
-        self._return_reservation(table.reservation)
+            if self.pool.ref_counts[block] == 1:
+                self._planner.forget(block)
+        self.pool.release(reversed(own), table.account, published=False)
+        path = table.block_ids[: table.num_published]
+        if table.retention is not None:
+            self.evictor.retain(path if tail is None else [*path, tail], table.retention)
+        if tail is not None:
+            self.pool.release((tail,), table.account, published=True)
+            self.evictor.let_go(tail, table.account, queue=True)
+        self._leave_path(path, table.account, table.root)
+        self._allocator.settle(table)
         self.index.drop_root(table.root)
+        self.accounts.forget_empty(table.account)
 
-    # The bytes
+    def run_plan(self, execute: Callable[[CopyPlan], None]) -> None:
+        """Have everything done to the bytes that must happen before the next forward pass."""
+        self._planner.run(execute)
 
-    def take_plan(self) -> CopyPlan:
-        """What must be done to the storage before the next forward pass. Its sources stay held until ``plan_done``."""
-        plan = CopyPlan(list(self._copies.values()), self._fresh)
-        self._plans.append(plan)
-        self._copies, self._fresh = {}, []
-        return plan
+    # Pins and flushes
 
-    def plan_done(self, plan: CopyPlan) -> None:
-        """The plan's copies are ordered before whatever will be written next: their sources may be let go."""
-        self._plans.remove(plan)
-        for copy in plan.copies:
-            self._release_source(copy.src)
+    def pin(self, scope: CacheScope, token_ids: Sequence[int], *, expires_at: float) -> Pin:
+        """Hold the whole blocks of a prompt that are cached now, until ``unpin`` or ``expire``.
 
-    # How admission works
-
-    def _pack(self, scope_digest: bytes, token_ids: Sequence[int]) -> _Prompt:
-        packed = pack_ids(token_ids)
-        contents = self.hasher.split(packed)
-        return _Prompt(packed, contents, self.hasher.hash_blocks(ROOT_HASH, scope_digest, contents))
-
-    def _match(self, root: int | None, prompt: _Prompt, prompt_tokens: int) -> tuple[Match, bool]:
-        """Match all but the last token, which is computed in any case: without it there are no logits."""
-        if root is None:
-            return Match([], None, self.block_size), False
-        usable = (prompt_tokens - 1) // self.block_size
-        blocks, collided = self.index.match(root, prompt.hashes[:usable], prompt.contents[:usable])
-        begin = len(blocks) * self.block_size
-        end = min(begin + self.block_size, prompt_tokens - 1)
-        continuation = prompt.packed[begin * _TOKEN_BYTES : end * _TOKEN_BYTES]
-        partial = self.index.longest_partial(blocks[-1] if blocks else root, continuation) if continuation else None
-        return Match(blocks, partial, self.block_size), collided
-
-    def _has_room(self, found: Match, needed: int) -> bool:
-        """Whether the pool can give all that is needed beyond the hits.
-
-        Hits that nobody holds are evictable now and will not be: they are counted out, as are other calls' promises.
+        Raises PinLimitError, with the numbers, where it would pin too much. A prompt of which nothing is cached gives
+        a pin without blocks.
         """
-        ref_counts = self.pool.ref_counts
-        revived = sum(1 for block in found.blocks if not ref_counts[block])
-        if found.partial and not ref_counts[found.partial.block]:
-            revived += 1
-        held = len(found.blocks) + (1 if self._claims(found) else 0)
-        return needed - held <= self.pool.num_free + self.pool.num_cached - revived - self._reserved
+        prompt = self.prompt(scope, token_ids)
+        root = self.index.hold_root(scope)
+        blocks, _ = self.index.match(root, prompt.hashes, prompt.contents)
+        account = self.accounts.of(scope.tenant)
+        try:
+            pin = self.pins.add(account, root, blocks, expires_at)
+        except Exception:
+            self.index.drop_root(root)
+            raise
+        self.pool.hold(blocks, account)
+        return pin
 
-    def _claims(self, found: Match) -> bool:
-        """Whether the partial match is a tail that nobody holds and that agrees to its end: it needs no copy."""
-        return found.partial is not None and found.partial.whole_tail and not self.pool.ref_counts[found.partial.block]
+    def unpin(self, pin_id: int) -> bool:
+        """Release a pin. Returns whether it was there."""
+        pin = self.pins.remove(pin_id)
+        if pin is not None:
+            self._release_pin(pin)
+        return pin is not None
 
-    def _commit(
-        self, scope: CacheScope, digest: bytes, token_ids: list[int], prompt: _Prompt, found: Match, needed: int
-    ) -> Admission:
-        claims = self._claims(found)
-        # Everything that is used is held before anything is taken: taking may evict.
-        self.pool.hold(found.blocks)
-        block_ids = list(found.blocks)
-        if found.partial:
-            self.pool.hold((found.partial.block,))
-        if found.partial and claims:
-            self.index.discard(found.partial.block)
-            block_ids.append(found.partial.block)
-        own = self._take(self._blocks_for(len(token_ids)) - len(block_ids))
-        if found.partial and not claims:
-            self._plan_copy(Copy(found.partial.block, own[0], found.partial.tokens))
-        block_ids += own
-        reservation = Reservation(needed - len(block_ids))
-        self._reserved += reservation.remaining
-        table = BlockTable(
-            scope=scope,
-            token_ids=token_ids,
-            root=self.index.hold_root(scope),
-            scope_digest=digest,
-            reservation=reservation,
-            block_ids=block_ids,
-            hashes=prompt.hashes,
-            contents=prompt.contents,
-            num_published=len(found.blocks),
-        )
-        self._tables.add(table)
-        partial_tokens = found.partial.tokens if found.partial else 0
-        return Admission(
-            table=table,
-            block_hit_tokens=len(found.blocks) * self.block_size,
-            partial_copy_tokens=0 if claims else partial_tokens,
-            claimed_tail_tokens=partial_tokens if claims else 0,
-            copied_blocks=int(bool(found.partial) and not claims),
-        )
+    def expire(self, now: float) -> int:
+        """Release the pins whose time has come. Returns how many; costs nothing where none has."""
+        expired = self.pins.expired(now)
+        for pin in expired:
+            self._release_pin(pin)
+        return len(expired)
 
-    # How blocks are taken, copied, evicted
+    def flush(self, tenant: str) -> int:
+        """Forget all that is cached for a tenant. Returns how many blocks became free.
 
-    def _blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self.block_size)
+        What live sequences and pins hold stays theirs, can no longer be found, and becomes free when they end.
+        """
+        freed = 0
+        for root in self.index.roots_of(tenant):
+            for table in self._tables:
+                if table.root == root:
+                    self.in_flight.leave(table)
+                    table.publishable = False
+            nodes = self.index.walk(root)
+            self.index.detach_root(root)
+            freed += self._free_idle(nodes, self.accounts.of(tenant))
+        self.evictor.evicted_hashes.forget(tenant)
+        self.events.cleared(tenant)
+        return freed
 
-    def _take(self, count: int) -> list[int]:
-        short = count - self.pool.num_free
-        if short > 0:
-            self._evict(short)
-        taken = self.pool.take(count)
-        self._fresh += taken
-        return taken
-
-    def _take_reserved(self, reservation: Reservation, count: int) -> list[int]:
-        beyond = count - reservation.remaining
-        if beyond > 0:
-            spare = self.pool.num_free + self.pool.num_cached - self._reserved
-            if beyond > spare:
-                raise NoFreeBlocksError(f"{count} blocks were asked for, {reservation.remaining} were reserved")
-        taken = self._take(count)
-        from_promise = min(count, reservation.remaining)
-        reservation.remaining -= from_promise
-        self._reserved -= from_promise
-        return taken
-
-    def _return_reservation(self, reservation: Reservation) -> None:
-        reservation.holders -= 1
-        if not reservation.holders:
-            self._reserved -= reservation.remaining
-            reservation.remaining = 0
-
-    def _is_evictable(self, block: int) -> bool:
-        index = self.index
-        return not self.pool.ref_counts[block] and index.parents[block] != NONE and index.first_child[block] == NONE
-
-    def _evict(self, count: int) -> None:
-        """Make cached blocks free, leaves first, in the policy's order."""
-        reclaimed: list[int] = []
-        while len(reclaimed) < count:
-            block = self.policy.pop()
-            if block is None:
-                break
-            parent = self.index.discard(block)
-            reclaimed.append(block)
-            if parent < self.num_blocks and self._is_evictable(parent):
-                self.policy.add(parent, block)
-        self.pool.reclaim(reclaimed)
-        self.evictions_total += len(reclaimed)
+    # How blocks are taken and let go
 
     def _is_shared(self, block: int) -> bool:
         """Whether another table holds the block too.
 
-        Copies that are planned out of it hold it as well, but run before whatever this step writes: of n holders that
+        Copies planned out of it hold it as well, but they run before whatever this step writes: of n holders that
         write in one step the last keeps the block.
         """
         count = self.pool.ref_counts[block]
-        return count > 1 and count - sum(1 for copy in self._copies.values() if copy.src == block) > 1
+        return count > 1 and count - self._planner.readers(block) > 1
 
-    def _copy_on_write(self, table: BlockTable, position: int, tokens: int) -> None:
-        """Give a table its own copy of a block that it shares.
+    def _leave_path(self, path: Sequence[int], account: Account, root: int) -> None:
+        """Drop a holder's references to a path of published blocks, and note the use for eviction."""
+        idle = self.pool.release(reversed(path), account, published=True)
+        if self.index.is_detached(root):
+            self._free_idle(path, account)
+        elif path:
+            self.evictor.let_go(path[-1], account, queue=idle > 0)
 
-        The table's reference keeps the source alive while the destination is taken, and passes to the plan, which
-        keeps it until the copy is ordered.
-        """
-        source = table.block_ids[position]
-        (own,) = self._take_reserved(table.reservation, 1)
-        table.block_ids[position] = own
-        self._plan_copy(Copy(source, own, tokens))
+    def _free_idle(self, nodes: Sequence[int], account: Account) -> int:
+        """Make the nodes free that nobody holds, children before parents. Returns how many."""
+        idle = [node for node in reversed(nodes) if not self.pool.ref_counts[node] and self.index.is_node(node)]
+        for node in idle:
+            self.index.discard(node)
+            self.evictor.discarded(node)
+        self.pool.reclaim(idle, account)
+        return len(idle)
 
-    def _plan_copy(self, copy: Copy) -> None:
-        """Add a copy, whose source's reference is the plan's from now on.
+    def _release_pin(self, pin: Pin) -> None:
+        self._leave_path(pin.blocks, pin.account, pin.root)
+        self.index.drop_root(pin.root)
+        self.accounts.forget_empty(pin.account)
 
-        A source that is itself only planned to be filled is replaced by where its content will come from, so that no
-        block is source and destination in one plan. What lies beyond the planned tokens is not written yet.
-        """
-        planned = self._copies.get(copy.src)
-        if planned is not None:
-            self.pool.hold((planned.src,))
-            self._release_source(copy.src)
-            copy = Copy(planned.src, copy.dst, min(copy.tokens, planned.tokens))
-        self._copies[copy.dst] = copy
-        self.copies_total += 1
-
-    def _forget_copy_to(self, block: int) -> None:
-        """Drop the planned copy into a block that its last holder lets go before the copy ran."""
-        if block in self._copies and self.pool.ref_counts[block] == 1:
-            self._release_source(self._copies.pop(block).src)
-
-    def _release_source(self, block: int) -> None:
+    def _release_source(self, block: int, account: Account) -> None:
+        """Let go of a copy's source: a node that was matched in part, or a block that sequences shared."""
         published = self.index.is_node(block)
-        if self.pool.release((block,), published=published) and published:
-            self.policy.used(block)
-            if self._is_evictable(block):
-                self.policy.add(block)
-
-    # How blocks enter and leave the index
-
-    def _hash_up_to(self, table: BlockTable, full: int) -> None:
-        have, size = len(table.hashes), self.block_size
-        if full <= have:
+        idle = self.pool.release((block,), account, published=published)
+        if not published:
             return
-        contents = self.hasher.split(pack_ids(table.token_ids[have * size : full * size]))
-        parent = table.hashes[-1] if table.hashes else ROOT_HASH
-        table.hashes = table.hashes + self.hasher.hash_blocks(parent, table.scope_digest, contents)
-        table.contents = table.contents + contents
-
-    def _publish_one(self, table: BlockTable, parent: int, block_hash: BlockHash, content: bytes) -> bool:
-        """Publish a table's next block, or move the table to the block that was published before it.
-
-        Returns False where other content has the hash: then this node cannot be, nor anything below it.
-        """
-        index, position = self.index, table.num_published
-        own = table.block_ids[position]
-        existing = index.find(block_hash)
-        if existing is None:
-            self._drop_superseded_tail(parent, content)
-            index.insert(own, parent, content, block_hash)
-        elif index.parents[existing] == parent and index.contents[existing] == content:
-            self.pool.hold((existing,))
-            table.block_ids[position] = existing
-            self.pool.release((own,), published=False)
+        if self.index.is_detached(self.index.root_of(block)):
+            self._free_idle((block,), account)
         else:
-            index.collisions_total += 1
-            return False
-        table.num_published = position + 1
-        return True
-
-    def _keep_tail(self, table: BlockTable, num_written: int) -> int | None:
-        """Keep the unfinished last block in the index, where it says something that no sibling says."""
-        written = num_written % self.block_size
-        position = num_written // self.block_size
-        if not written or position != table.num_published or not table.publishable:
-            return None
-        block = table.block_ids[position]
-        if self.pool.ref_counts[block] > 1 or block in self._copies:
-            return None
-        begin = position * self.block_size
-        content = pack_ids(table.token_ids[begin : begin + written])
-        parent = table.block_ids[position - 1] if position else table.root
-        sibling = self.index.longest_partial(parent, content)
-        if sibling is not None and sibling.tokens == written:
-            return None
-        self._drop_superseded_tail(parent, content)
-        self.index.insert(block, parent, content, None)
-        return block
-
-    def _drop_superseded_tail(self, parent: int, content: bytes) -> None:
-        """Evict the unheld tail that the new child of a parent repeats and goes beyond."""
-        sibling = self.index.longest_partial(parent, content)
-        if sibling and sibling.whole_tail and not self.pool.ref_counts[sibling.block]:
-            self.index.discard(sibling.block)
-            self.pool.reclaim((sibling.block,))
-
-    def _leave_path(self, path: Sequence[int], tail: int | None) -> None:
-        """Drop a table's references to its published blocks and note the use for eviction."""
-        idle = self.pool.release(reversed(path), published=True)
-        if tail is not None:
-            self.pool.keep(tail)
-            self.policy.used(tail)
-            self.policy.add(tail)
-        if not path:
-            return
-        last = path[-1]
-        self.policy.used(last)
-        if idle and self._is_evictable(last):
-            self.policy.add(last)
+            self.evictor.let_go(block, account, queue=idle > 0)

@@ -17,7 +17,7 @@ unlinked by list operations that cost some 50 ns each.
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from prefixgate.cache.hashing import BlockHash, BlockHasher, CacheScope
+from prefixgate.cache.hashing import BlockHash, CacheScope
 
 SIBLING_SCAN = 32
 """Children looked at for the longest common token prefix. A node with more is a fan-out such as the end of a system
@@ -40,9 +40,11 @@ class PartialMatch(NamedTuple):
 class PrefixIndex:
     """Hash to block, parent to children: the tree of what is cached."""
 
-    def __init__(self, num_blocks: int, hasher: BlockHasher) -> None:
+    keeps = True
+    """Whether blocks can be published here at all."""
+
+    def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self.hasher = hasher
         self.parents = [NONE] * num_blocks
         """Parent of each node; NONE for blocks that are no node."""
         self.contents: list[bytes] = [b""] * num_blocks
@@ -57,6 +59,7 @@ class PrefixIndex:
         self._scopes: dict[int, CacheScope] = {}
         self._root_users: dict[int, int] = {}
         self._free_roots: list[int] = []
+        self._detached: set[int] = set()
         self.collisions_total = 0
         """Candidates that a hash found and the comparison refused."""
 
@@ -75,6 +78,16 @@ class PrefixIndex:
     def roots(self) -> Iterator[int]:
         return iter(self._scopes)
 
+    def roots_of(self, tenant: str) -> list[int]:
+        """Roots of a tenant's scopes that can be found."""
+        return [root for scope, root in self._roots.items() if scope.tenant == tenant]
+
+    def root_of(self, node: int) -> int:
+        """The root above a node; O(depth)."""
+        while node < self.num_blocks:
+            node = self.parents[node]
+        return node
+
     def hold_root(self, scope: CacheScope) -> int:
         """The scope's root, made where there is none, kept until ``drop_root`` is called as often as this."""
         root = self._roots.get(scope)
@@ -90,17 +103,45 @@ class PrefixIndex:
         self._root_users[root] += 1
         return root
 
+    def share_root(self, root: int) -> None:
+        """Keep a root that is kept already for one more user."""
+        self._root_users[root] += 1
+
     def drop_root(self, root: int) -> None:
         self._root_users[root] -= 1
         self._forget_unused_root(root)
 
     def _forget_unused_root(self, root: int) -> None:
         if self._root_users[root] == 0 and self.first_child[root] == NONE:
-            del self._roots[self._scopes.pop(root)]
+            scope = self._scopes.pop(root)
+            if root in self._detached:
+                self._detached.remove(root)
+            else:
+                del self._roots[scope]
             del self._root_users[root]
             self._free_roots.append(root)
 
+    def detach_root(self, root: int) -> None:
+        """Let nothing below a root be found any more: its scope begins anew, what is held stays where it is."""
+        del self._roots[self._scopes[root]]
+        self._detached.add(root)
+        for node in self.walk(root):
+            block_hash = self.hashes[node]
+            if block_hash is not None and self._by_hash.get(block_hash) == node:
+                del self._by_hash[block_hash]
+        self._forget_unused_root(root)
+
+    def is_detached(self, root: int) -> bool:
+        return root in self._detached
+
     # Questions
+
+    def walk(self, root: int) -> list[int]:
+        """All nodes below a root, parents before their children."""
+        nodes = list(self.children(root))
+        for node in nodes:
+            nodes += self.children(node)
+        return nodes
 
     def is_node(self, block: int) -> bool:
         return self.parents[block] != NONE
@@ -118,6 +159,10 @@ class PrefixIndex:
     def find(self, block_hash: BlockHash) -> int | None:
         """The candidate for a hash, not verified."""
         return self._by_hash.get(block_hash)
+
+    def has_none_of(self, hashes: Sequence[BlockHash]) -> bool:
+        """Whether a chain with these hashes can be inserted as it is: none is known, and none comes twice."""
+        return self._by_hash.keys().isdisjoint(hashes) and len(set(hashes)) == len(hashes)
 
     def match(self, root: int, hashes: Sequence[BlockHash], contents: Sequence[bytes]) -> tuple[list[int], bool]:
         """Find the longest chain of nodes under a root. Changes nothing.
@@ -195,9 +240,8 @@ class PrefixIndex:
         if self.first_child[block] != NONE:
             raise RuntimeError(f"node {block} was to be discarded while it has children")
         block_hash = self.hashes[block]
-        if block_hash is not None:
+        if block_hash is not None and self._by_hash.get(block_hash) == block:  # not so below a detached root
             del self._by_hash[block_hash]
-            self.hashes[block] = None
         parent = self.parents[block]
         after, before = self._next_sibling[block], self._previous_sibling[block]
         if before == NONE:
@@ -207,7 +251,6 @@ class PrefixIndex:
         if after != NONE:
             self._previous_sibling[after] = before
         self.parents[block] = NONE
-        self.contents[block] = b""
         if parent >= self.num_blocks and after == NONE:
             self._forget_unused_root(parent)
         return parent

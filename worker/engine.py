@@ -254,14 +254,14 @@ class Engine:
             self._metrics_errors += 1
 
     def _take_report(self) -> EngineReport:
-        pool, scheduler = self._cache.pool, self._scheduler
+        cache, scheduler = self._cache.stats(), self._scheduler
         eldest = [*scheduler.running, *itertools.islice(scheduler.waiting, 1)]
         self._oldest_received_at = min((request.received_at for request in eldest), default=None)
         return EngineReport(
-            total_blocks=pool.num_blocks,
-            free_blocks=pool.num_free,
-            active_blocks=pool.num_active,
-            cached_blocks=pool.num_cached,
+            total_blocks=cache.total_blocks,
+            free_blocks=cache.free_blocks,
+            active_blocks=cache.active_blocks,
+            cached_blocks=cache.cached_blocks,
             running_calls=len(scheduler.running),
             running_sequences=scheduler.num_running_sequences,
             waiting_calls=len(scheduler.waiting),
@@ -269,8 +269,8 @@ class Engine:
             oldest_call_seconds=0.0,  # filled in when it is read
             steps=self._steps,
             computed_tokens=self._computed_tokens,
-            copied_blocks=self._cache.copies_total,
-            evicted_blocks=self._cache.evictions_total,
+            copied_blocks=cache.copies_total,
+            evicted_blocks=cache.evictions_total,
             integrity_violations=self._integrity_violations,
             metrics_errors=self._metrics_errors,
         )

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import torch
 from grpc import StatusCode
 
+from prefixgate.cache.copy_plan import CopyPlan
 from prefixgate.cache.prefix_cache import PrefixCache
 from prefixgate.worker.model_runner import ModelRunner, Row
 from prefixgate.worker.request import End, Request
@@ -110,12 +111,13 @@ class Executor:
 
         Those of a call that failed above are run too: until a plan is done its sources stay held.
         """
-        plan = self._cache.take_plan()
+        self._cache.run_plan(self._run_plan)
+
+    def _run_plan(self, plan: CopyPlan) -> None:
         if self._poison:
             self._runner.storage.poison(plan.fresh)
         if plan.copies:
             self._runner.storage.copy_blocks(plan.copies)
-        self._cache.plan_done(plan)
 
     def _forward(self, chunks: Sequence[Chunk]) -> Sequence[torch.Tensor]:
         return list(self._runner.forward([_row(chunk) for chunk in chunks]))

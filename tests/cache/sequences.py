@@ -1,6 +1,7 @@
 """Helpers that take a sequence through its life without an engine."""
 
 from prefixgate.cache.block_table import BlockTable
+from prefixgate.cache.copy_plan import CopyPlan
 from prefixgate.cache.hashing import BlockHasher, CacheScope
 from prefixgate.cache.prefix_cache import Admission, PrefixCache
 
@@ -13,8 +14,11 @@ def make_cache(blocks: int) -> PrefixCache:
     return PrefixCache(blocks, BlockHasher(KEY))
 
 
-def run_plan(cache: PrefixCache) -> None:
-    cache.plan_done(cache.take_plan())
+def take_plan(cache: PrefixCache) -> CopyPlan:
+    """Run what is planned, on no bytes at all, and tell what it was."""
+    plans: list[CopyPlan] = []
+    cache.run_plan(plans.append)
+    return plans[0]
 
 
 def admit(
@@ -28,7 +32,7 @@ def admit(
 def prefill(cache: PrefixCache, table: BlockTable) -> None:
     """Write all of a table's tokens and publish them."""
     cache.writable(table, len(table.token_ids) - 1, len(table.token_ids))
-    run_plan(cache)
+    take_plan(cache)
     cache.publish(table, len(table.token_ids))
 
 

@@ -35,7 +35,7 @@ def test_the_leaf_of_the_path_used_longest_ago_goes_first_then_its_parents() -> 
     (tail,) = [child for child in cache.index.children(a[1]) if cache.index.is_tail(child)]
     # A's third block is oldest, as only the first two were used at time 3. Then B from its leaf up. Then the tail and
     # what is left of A, leaf first.
-    assert cache.policy.order()[:2] == [a[2], b[1]]
+    assert cache.evictor.order(cache.accounts.of("tenant"))[:2] == [a[2], b[1]]
     assert drain(cache) == [a[2], b[1], b[0], tail, a[1], a[0]]
 
 

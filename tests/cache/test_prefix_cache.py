@@ -5,7 +5,7 @@ import pytest
 from prefixgate.cache.block_pool import NoFreeBlocksError
 from prefixgate.cache.copy_plan import Copy
 from prefixgate.cache.hashing import CacheScope
-from tests.cache.sequences import OTHER, SCOPE, admit, make_cache, prefill, run_plan, serve, serve_cached
+from tests.cache.sequences import OTHER, SCOPE, admit, make_cache, prefill, serve, serve_cached, take_plan
 
 
 def ids(count: int, first: int = 0) -> list[int]:
@@ -34,7 +34,7 @@ class TestReuse:
         serve(cache, ids(32))
         admission = admit(cache, ids(32))
         assert (admission.block_hit_tokens, admission.partial_copy_tokens, admission.copied_blocks) == (16, 15, 1)
-        plan = cache.take_plan()
+        plan = take_plan(cache)
         assert [copy.tokens for copy in plan.copies] == [15]
 
     def test_a_prompt_that_leaves_the_tree_inside_a_block_copies_the_common_tokens(self) -> None:
@@ -42,7 +42,7 @@ class TestReuse:
         serve(cache, ids(48))
         admission = admit(cache, [*ids(37), 99, 98])
         assert (admission.block_hit_tokens, admission.partial_copy_tokens) == (32, 5)
-        (copy,) = cache.take_plan().copies
+        (copy,) = take_plan(cache).copies
         assert copy == Copy(copy.src, admission.table.block_ids[2], 5)
 
     def test_the_child_with_the_longest_common_prefix_is_the_source(self) -> None:
@@ -116,7 +116,7 @@ class TestWrongText:
         admission = admit(cache, ids(200))
         for start, stop in ((0, 100), (100, 200)):
             cache.writable(admission.table, start, stop)
-            run_plan(cache)
+            take_plan(cache)
             cache.publish(admission.table, stop)
         cache.release(admission.table, 200)
         assert admit(cache, ids(200)).block_hit_tokens == 192
@@ -144,7 +144,7 @@ class TestWrongText:
         cache = make_cache(8)
         admission = admit(cache, ids(40))
         cache.writable(admission.table, 0, 40)
-        run_plan(cache)
+        take_plan(cache)
         cache.release(admission.table, 0)
         cache.check_integrity()
         assert cache.stats().free_blocks == 8
@@ -178,7 +178,7 @@ class TestReferences:
         cache.check_integrity()
         assert cache.match(SCOPE, ids(40)).cached_tokens >= 32
         cache.release(second.table, 33)
-        assert cache.stats().references == 0
+        assert sum(cache.pool.ref_counts) == 0
 
     def test_a_second_release_does_nothing(self) -> None:
         cache = make_cache(8)
@@ -204,10 +204,10 @@ class TestReferences:
         serve(cache, ids(32))
         holder = admit(cache, ids(16 * held, 500)) if held else None
         before = cache.stats()
-        order = cache.policy.order()
+        order = cache.evictor.order(cache.accounts.of("tenant"))
         if cache.admit(SCOPE, [*ids(32), *ids(64, 900)], max_new_tokens=1) is None:
             assert cache.stats() == before
-            assert cache.policy.order() == order
+            assert cache.evictor.order(cache.accounts.of("tenant")) == order
         else:
             assert held == 0
         if holder:
@@ -220,7 +220,7 @@ class TestReferences:
             for written in (0, length):
                 cache.release(admit(cache, ids(length, length * 50), new=3).table, written)
         cache.check_integrity()
-        assert cache.stats().references == 0
+        assert sum(cache.pool.ref_counts) == 0
 
 
 class TestScopes:
@@ -257,9 +257,8 @@ class TestForks:
         assert copied == [1, 1, 0]
         assert len({table.block_ids[1] for table in tables}) == 3
         assert len({table.block_ids[0] for table in tables}) == 1
-        plan = cache.take_plan()
+        plan = take_plan(cache)
         assert [copy.tokens for copy in plan.copies] == [4, 4]
-        cache.plan_done(plan)
         cache.check_integrity()
 
     def test_a_prompt_that_ends_with_its_block_is_forked_without_a_copy(self) -> None:
@@ -281,7 +280,7 @@ class TestForks:
         for table in (admission.table, fork):
             table.token_ids += ids(31, 100)
             cache.writable(table, 20, 51)
-        run_plan(cache)
+        take_plan(cache)
         assert cache.stats().reserved_blocks == 0
         with pytest.raises(NoFreeBlocksError):
             cache.writable(fork, 51, 51 + 64)
@@ -302,7 +301,7 @@ class TestCopies:
         cache = make_cache(4)
         serve(cache, ids(48))
         admission = admit(cache, [*ids(20), 99], new=1)
-        (copy,) = cache.take_plan().copies
+        (copy,) = cache.planned_copies()
         assert cache.pool.ref_counts[copy.src] == 1
         # Everything else can be taken meanwhile, the source cannot.
         assert cache.admit(OTHER, ids(48), max_new_tokens=1) is None
@@ -314,8 +313,8 @@ class TestCopies:
         serve(cache, ids(48))
         admission = admit(cache, [*ids(20), 99])
         cache.release(admission.table, 0)
-        assert cache.take_plan().copies == []
-        assert cache.stats().references == 0
+        assert take_plan(cache).copies == []
+        assert sum(cache.pool.ref_counts) == 0
         cache.check_integrity()
 
     def test_a_chain_of_copies_is_rewritten_to_the_first_source(self) -> None:
@@ -324,11 +323,10 @@ class TestCopies:
         admission = admit(cache, [*ids(20), 99, 98], new=4, outputs=2)
         fork = cache.fork(admission.table, [*ids(20), 99, 98])
         cache.writable(fork, 20, 22)
-        plan = cache.take_plan()
+        plan = take_plan(cache)
         assert len({copy.src for copy in plan.copies}) == 1
         assert {copy.dst for copy in plan.copies} == {admission.table.block_ids[1], fork.block_ids[1]}
         assert [copy.tokens for copy in plan.copies] == [4, 4]
-        cache.plan_done(plan)
         cache.release(admission.table, 0)
         cache.release(fork, 0)
         cache.check_integrity()
@@ -343,12 +341,12 @@ class TestCopies:
     def test_fresh_blocks_are_named_once_for_poisoning(self) -> None:
         cache = make_cache(4)
         admission = admit(cache, ids(40))
-        assert sorted(cache.take_plan().fresh) == sorted(admission.table.block_ids)
-        assert cache.take_plan().fresh == []
+        assert sorted(take_plan(cache).fresh) == sorted(admission.table.block_ids)
+        assert take_plan(cache).fresh == []
 
 
 def test_a_call_that_can_never_fit_is_refused_with_the_numbers() -> None:
-    with pytest.raises(ValueError, match="the call needs 5 blocks; the pool has 4"):
+    with pytest.raises(ValueError, match="the call needs 5 blocks; the tenant can have 4"):
         make_cache(4).admit(SCOPE, ids(60), max_new_tokens=10)
 
 
@@ -356,8 +354,8 @@ def test_a_match_changes_nothing() -> None:
     cache = make_cache(8)
     serve(cache, ids(32))
     serve(cache, ids(32, 500))
-    before, order = cache.stats(), cache.policy.order()
+    before, order = cache.stats(), cache.evictor.order(cache.accounts.of("tenant"))
     for _ in range(3):
         assert cache.match(SCOPE, ids(40)).cached_tokens == 32
         assert cache.match(OTHER, ids(40)).cached_tokens == 0
-    assert (cache.stats(), cache.policy.order()) == (before, order)
+    assert (cache.stats(), cache.evictor.order(cache.accounts.of("tenant"))) == (before, order)

@@ -9,9 +9,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from prefixgate.cache.accounts import TenantShare
 from prefixgate.cache.block_table import BlockTable
+from prefixgate.cache.copy_plan import CopyPlan
 from prefixgate.cache.hashing import BlockHash, BlockHasher, CacheScope
-from prefixgate.cache.prefix_cache import PrefixCache
+from prefixgate.cache.matching import MissReason
+from prefixgate.cache.pins import Pin, PinLimitError
+from prefixgate.cache.prefix_cache import CacheMode, PrefixCache
 
 BLOCK = 2
 POOL = 8
@@ -55,12 +59,19 @@ class CacheMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         hasher = (WeakHasher if self.weak else BlockHasher)(b"0123456789abcdef", block_size=BLOCK)
-        self.cache = PrefixCache(POOL, hasher)
+        shares = {"a": TenantShare(floor=2, cap=6), "b": TenantShare(floor=1)}
+        self.cache = PrefixCache(POOL, hasher, shares=shares, pin_limit=3)
+        self.pins: list[Pin] = []
+        self.now = 0.0
         self.bytes: list[list[object]] = [[None] * BLOCK for _ in range(POOL)]
         self.live: list[Live] = []
 
     def run_plan(self) -> None:
-        plan = self.cache.take_plan()
+        self.cache.run_plan(self.execute)
+        for live in self.live:
+            live.planned = False
+
+    def execute(self, plan: CopyPlan) -> None:
         sources = {copy.src for copy in plan.copies}
         destinations = [copy.dst for copy in plan.copies]
         assert not sources & set(destinations)
@@ -70,9 +81,6 @@ class CacheMachine(RuleBasedStateMachine):
             self.bytes[block] = ["poison"] * BLOCK
         for src, dst, count in plan.copies:
             self.bytes[dst][:count] = self.bytes[src][:count]
-        self.cache.plan_done(plan)
-        for live in self.live:
-            live.planned = False
 
     def slot(self, table: BlockTable, position: int) -> tuple[int, int]:
         return table.block_ids[position // BLOCK], position % BLOCK
@@ -99,16 +107,38 @@ class CacheMachine(RuleBasedStateMachine):
         prompt=st.lists(tokens, min_size=1, max_size=9),
         new=st.integers(1, 6),
         outputs=st.integers(1, 3),
+        mode=st.sampled_from((CacheMode.DEFAULT, CacheMode.DEFAULT, CacheMode.READ_ONLY, CacheMode.BYPASS)),
+        retention=st.sampled_from((None, None, 10, 90)),
     )
-    def admit(self, scope: CacheScope, prompt: list[int], new: int, outputs: int) -> None:
+    def admit(
+        self,
+        scope: CacheScope,
+        prompt: list[int],
+        new: int,
+        outputs: int,
+        mode: CacheMode,
+        retention: int | None,
+    ) -> None:
         expected = self.cache.match(scope, prompt).cached_tokens
         before = self.cache.stats()
-        if self.cache.blocks_needed(len(prompt), new, outputs) > POOL:
+        held = {account.tenant: account.held for account in self.cache.accounts}
+        own = self.cache.accounts.of(scope.tenant)
+        needed = self.cache.blocks_needed(len(prompt), new, outputs)
+        within_floor = own.active + own.promised + needed <= own.floor
+        if self.cache.blocks_needed(len(prompt), new, outputs) > self.cache.ceiling(scope.tenant):
             return
-        admission = self.cache.admit(scope, prompt, outputs=outputs, max_new_tokens=new)
+        admission = self.cache.admit(scope, prompt, outputs=outputs, max_new_tokens=new, mode=mode, retention=retention)
         if admission is None:
             assert self.cache.stats() == before
+            # A call within its tenant's ceiling is only ever refused because of what lives.
+            assert self.live or self.pins
+            assert not within_floor
             return
+        for account in self.cache.accounts:
+            if account is not own:
+                assert account.held >= min(held[account.tenant], account.floor)
+        if mode is CacheMode.BYPASS:
+            assert admission.cached_tokens == 0
         assert admission.cached_tokens <= len(prompt) - 1
         assert admission.cached_tokens <= expected
         limit = len(prompt) + new - 1
@@ -146,6 +176,46 @@ class CacheMachine(RuleBasedStateMachine):
         self.live.remove(live)
         self.cache.release(live.table, live.table.num_published * BLOCK)
 
+    @rule(scope=st.sampled_from(SCOPES), prompt=st.lists(tokens, max_size=9), ttl=st.integers(1, 5))
+    def pin(self, scope: CacheScope, prompt: list[int], ttl: int) -> None:
+        before = self.cache.stats()
+        try:
+            pin = self.cache.pin(scope, prompt, expires_at=self.now + ttl)
+        except PinLimitError:
+            assert self.cache.stats() == before
+        else:
+            assert pin.blocks == self.cache.match(scope, [*prompt, 0]).blocks[: len(pin.blocks)]
+            self.pins.append(pin)
+
+    @precondition(lambda self: self.pins)
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        pin = data.draw(st.sampled_from(self.pins))
+        self.pins.remove(pin)
+        assert self.cache.unpin(pin.pin_id)
+        assert not self.cache.unpin(pin.pin_id)
+
+    @rule(by=st.integers(1, 3))
+    def time_passes(self, by: int) -> None:
+        self.now += by
+        due = [pin for pin in self.pins if pin.expires_at <= self.now]
+        assert self.cache.expire(self.now) == len(due)
+        self.pins = [pin for pin in self.pins if pin not in due]
+
+    @rule(tenant=st.sampled_from(("a", "b")))
+    def flush(self, tenant: str) -> None:
+        self.cache.flush(tenant)
+        for scope in SCOPES:
+            if scope.tenant == tenant:
+                assert self.cache.match(scope, [0] * 6).cached_tokens == 0
+                assert self.cache.match(scope, [1] * 6).cached_tokens == 0
+
+    @rule(scope=st.sampled_from(SCOPES), prompt=st.lists(tokens, min_size=1, max_size=9))
+    def explain(self, scope: CacheScope, prompt: list[int]) -> None:
+        explained = self.cache.explain(scope, prompt)
+        assert explained.missed_at == self.cache.match(scope, prompt).cached_tokens
+        assert (explained.reason is MissReason.NONE) == (explained.missed_at == len(prompt) - 1)
+
     @invariant()
     def sound(self) -> None:
         self.cache.check_integrity()
@@ -156,11 +226,12 @@ class CacheMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for live in self.live:
             self.cache.release(live.table, live.written)
+        self.cache.expire(self.now + 10)
         self.run_plan()
         self.cache.check_integrity()
         stats = self.cache.stats()
-        assert stats.references == 0
-        assert stats.reserved_blocks == 0
+        assert sum(self.cache.pool.ref_counts) == 0
+        assert (stats.reserved_blocks, stats.pinned_blocks) == (0, 0)
         assert stats.free_blocks + stats.cached_blocks == POOL
 
 

@@ -184,7 +184,7 @@ class Driver:
         """Nothing is live, and nothing is held for anyone."""
         self.cache.check_integrity()
         stats = self.cache.stats()
-        assert (stats.references, stats.reserved_blocks, stats.active_blocks) == (0, 0, 0)
+        assert (sum(self.cache.pool.ref_counts), stats.reserved_blocks, stats.active_blocks) == (0, 0, 0)
         assert stats.free_blocks + stats.cached_blocks == stats.total_blocks
         report = self.engine.report()
         assert (report.running_calls, report.waiting_calls, report.active_blocks) == (0, 0, 0)

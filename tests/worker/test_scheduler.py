@@ -82,7 +82,7 @@ def test_a_waiting_call_owns_no_blocks_wherever_its_admission_stops() -> None:
         admitted = subject.schedule().admitted
         assert len(admitted) == min(num_blocks // 5, 3)
         assert sum(1 for call in calls for output in call.sequences if output.table) == len(admitted)
-        assert cache.stats().references == 4 * len(admitted)
+        assert sum(cache.pool.ref_counts) == 4 * len(admitted)
         cache.check_integrity()
 
 

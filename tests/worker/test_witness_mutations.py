@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from prefixgate.cache.copy_plan import Copy
+from prefixgate.cache.copy_plan import Copy, CopyPlan
 from prefixgate.cache.hashing import ROOT_HASH, BlockHash, BlockHasher, CacheScope
 from prefixgate.cache.kv_storage import TorchKVStorage
 from prefixgate.cache.prefix_cache import PrefixCache
@@ -46,11 +46,14 @@ class Bench:
         wrap: Callable[[ModelRunner], ModelRunner] = lambda model: model,
     ) -> None:
         self.storage = storage or TorchKVStorage(NUM_BLOCKS, witness_layout())
-        self.cache = PrefixCache(NUM_BLOCKS, hasher or BlockHasher(KEY))
-        self.cache.index = index(NUM_BLOCKS, self.cache.hasher)
+        self.cache = PrefixCache(NUM_BLOCKS, hasher or BlockHasher(KEY), index=index)
         self.model = wrap(WitnessModel("witness", self.storage))
         self.claimed_written = 0
         """By how many tokens the cache is told too much of what was written."""
+
+    def run_plan(self, plan: CopyPlan) -> None:
+        self.storage.poison(plan.fresh)
+        self.storage.copy_blocks(plan.copies)
 
     def ask(self, prompt: Sequence[int], scope: CacheScope = ACME, count: int = 6) -> Reply:
         """Serve one call, greedily."""
@@ -60,10 +63,7 @@ class Bench:
         table, computed = admission.table, admission.cached_tokens
         while len(token_ids) < len(prompt) + count:
             self.cache.writable(table, computed, len(token_ids))
-            plan = self.cache.take_plan()
-            self.storage.poison(plan.fresh)
-            self.storage.copy_blocks(plan.copies)
-            self.cache.plan_done(plan)
+            self.cache.run_plan(self.run_plan)
             row = Row(token_ids[computed:], computed, table.block_ids, scope, True)
             logits = self.model.forward([row])
             computed = len(token_ids)

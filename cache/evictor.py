@@ -1,0 +1,143 @@
+"""Makes cached blocks free: for whom, whose, and in which order."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from prefixgate.cache.accounts import Account
+from prefixgate.cache.block_pool import BlockPool
+from prefixgate.cache.events import EventLog
+from prefixgate.cache.evicted_hashes import EvictedHashes
+from prefixgate.cache.eviction import EvictionPolicy, EvictionQueue
+from prefixgate.cache.prefix_index import NONE, PrefixIndex
+
+DEFAULT_RETENTION = 50
+"""Retention priority of blocks whose request named none, on a scale of 0 to 100."""
+
+
+class Evictor:
+    """The evictable blocks, in one queue for each tenant and retention priority.
+
+    Lower retention goes first; among equals the policy's rank decides, which can be compared between queues. A tenant
+    at or below its floor is passed over when another asks.
+    """
+
+    def __init__(
+        self, pool: BlockPool, index: PrefixIndex, policy: Callable[[int, Callable[[int], bool]], EvictionPolicy]
+    ) -> None:
+        self._pool = pool
+        self._index = index
+        self.policy = policy(pool.num_blocks, self.is_evictable)
+        self._queues: dict[Account, dict[int, EvictionQueue]] = {}
+        self._retention: dict[int, int] = {}  # of blocks whose retention is not the default
+        self.evicted_hashes = EvictedHashes(pool.num_blocks)
+        self.evictions_total = 0
+
+    def is_evictable(self, block: int) -> bool:
+        index = self._index
+        return not self._pool.ref_counts[block] and index.first_child[block] == NONE and index.parents[block] != NONE
+
+    def let_go(self, block: int, account: Account, *, queue: bool) -> None:
+        """Note that a path ending at this block was used; ``queue`` it if the block may be evictable since."""
+        self.policy.used(block)
+        if queue and self.is_evictable(block):
+            self._queue(account, block).add(block)
+
+    def retain(self, blocks: Sequence[int], retention: int) -> None:
+        """Set the retention priority of a path's blocks; the last request to set it decides."""
+        for block in blocks:
+            self._set_retention(block, retention)
+
+    def order(self, account: Account) -> list[int]:
+        """A tenant's evictable blocks, next to go first. For tests and people; sorts."""
+        queues = self._queues.get(account, {})
+        return [block for _, queue in sorted(queues.items()) for block in queue.order()]
+
+    def make_room(self, count: int, asker: Account, events: EventLog) -> None:
+        """Evict until the asker can take ``count`` blocks within its cap, as far as that goes."""
+        beyond_cap = asker.held + count - asker.cap
+        if beyond_cap > 0:
+            self._evict(min(beyond_cap, asker.cached), (asker,), asker, events)
+        short = count - self._pool.num_free
+        if short > 0:
+            self._evict(short, tuple(self._queues), asker, events)
+
+    def discarded(self, block: int) -> None:
+        """Forget what was noted about a block that left the index by another way than eviction."""
+        self._retention.pop(block, None)
+
+    def _set_retention(self, block: int, retention: int) -> None:
+        if retention == DEFAULT_RETENTION:
+            self._retention.pop(block, None)
+        else:
+            self._retention[block] = retention
+
+    def _queue(self, account: Account, block: int) -> EvictionQueue:
+        queues = self._queues.setdefault(account, {})
+        retention = self._retention.get(block, DEFAULT_RETENTION) if self._retention else DEFAULT_RETENTION
+        queue = queues.get(retention)
+        if queue is None:
+            queue = queues[retention] = self.policy.queue()
+        return queue
+
+    def _evict(self, count: int, owners: Iterable[Account], asker: Account, events: EventLog) -> None:
+        while count > 0:
+            choice = self._choose(owners, asker)
+            if choice is None:
+                return
+            owner, queue, allowed = choice
+            count -= self._evict_path(queue, owner, min(count, allowed), events)
+
+    def _choose(self, owners: Iterable[Account], asker: Account) -> tuple[Account, EvictionQueue, int] | None:
+        """The queue with the next victim, its tenant, and how many blocks may go at once before choosing again.
+
+        Looks at each tenant that has evictable blocks; the tenants are few and configured. An empty queue is dropped.
+        """
+        best: tuple[int, object, Account, EvictionQueue] | None = None
+        for owner in owners:
+            queues = self._queues.get(owner, {})
+            if owner.cached == 0:
+                self._queues.pop(owner, None)
+                continue
+            if owner is not asker and owner.evictable == 0:
+                continue
+            for retention in sorted(queues):
+                rank = queues[retention].rank()
+                if rank is None:
+                    del queues[retention]
+                    continue
+                if best is None or (retention, rank) < best[:2]:  # type: ignore[operator]
+                    best = (retention, rank, owner, queues[retention])
+                break
+        if best is None:
+            return None
+        _, _, owner, queue = best
+        return owner, queue, owner.cached if owner is asker else owner.evictable
+
+    def _evict_path(self, queue: EvictionQueue, owner: Account, limit: int, events: EventLog) -> int:
+        """Evict a leaf and then its ancestors for as long as they are the queue's next. Returns how many went."""
+        index, hashes = self._index, self._index.hashes
+        gone: list[int] = []
+        names: list[bytes] = []
+        block = queue.pop()
+        while block is not None:
+            block_hash = hashes[block]
+            if block_hash is not None:
+                names.append(block_hash)
+            parent = index.discard(block)
+            gone.append(block)
+            if parent >= index.num_blocks or not self.is_evictable(parent):
+                break
+            same_queue = not self._retention or self._queue(owner, parent) is queue
+            if len(gone) < limit and same_queue and queue.succeeds(parent, block):
+                block = parent
+                continue
+            self._queue(owner, parent).add(parent, block)
+            break
+        if self._retention:
+            for block in gone:
+                self._retention.pop(block, None)
+        self._pool.reclaim(gone, owner)
+        self.evictions_total += len(gone)
+        self.evicted_hashes.add(owner.tenant, names)
+        self.policy.evicted(names)
+        events.removed(owner.tenant, names)
+        return len(gone)

@@ -1,0 +1,74 @@
+"""Leases on prefixes."""
+
+import pytest
+
+from prefixgate.cache.hashing import BlockHasher
+from prefixgate.cache.pins import PinLimitError
+from prefixgate.cache.prefix_cache import PrefixCache
+from tests.cache.sequences import KEY, SCOPE, serve
+
+
+def ids(blocks: int, first: int = 0) -> list[int]:
+    return [first * 1000 + i for i in range(blocks * 16)]
+
+
+def pinning_cache(blocks: int = 16, limit: int = 4) -> PrefixCache:
+    return PrefixCache(blocks, BlockHasher(KEY), pin_limit=limit)
+
+
+def test_a_pinned_prefix_survives_any_flood_until_it_is_unpinned() -> None:
+    cache = pinning_cache()
+    serve(cache, ids(3))
+    pin = cache.pin(SCOPE, ids(3), expires_at=100.0)
+    for number in range(1, 20):
+        serve(cache, ids(6, number))
+    assert cache.match(SCOPE, [*ids(3), 1]).cached_tokens == 48
+    assert cache.unpin(pin.pin_id)
+    assert not cache.unpin(pin.pin_id)
+    for number in range(20, 40):
+        serve(cache, ids(6, number))
+    assert cache.match(SCOPE, [*ids(3), 1]).cached_tokens == 0
+
+
+def test_a_pin_ends_by_itself_when_its_time_has_come_and_not_before() -> None:
+    cache = pinning_cache()
+    serve(cache, ids(2))
+    cache.pin(SCOPE, ids(2), expires_at=10.0)
+    assert cache.expire(9.9) == 0
+    assert cache.stats().pinned_blocks == 2
+    assert cache.expire(10.0) == 1
+    assert cache.stats().pinned_blocks == 0
+    assert sum(cache.pool.ref_counts) == 0
+    cache.check_integrity()
+
+
+def test_beyond_the_limit_nothing_is_pinned_and_the_numbers_are_told() -> None:
+    cache = pinning_cache()
+    serve(cache, ids(3))
+    serve(cache, ids(3, 1))
+    cache.pin(SCOPE, ids(3), expires_at=10.0)
+    with pytest.raises(PinLimitError, match="3 more blocks than 3 would be pinned; the limit is 4"):
+        cache.pin(SCOPE, ids(3, 1), expires_at=10.0)
+    assert cache.stats().pinned_blocks == 3
+    cache.check_integrity()
+
+
+def test_a_block_that_two_pins_hold_counts_once_and_goes_with_the_second() -> None:
+    cache = pinning_cache()
+    serve(cache, ids(4))
+    first = cache.pin(SCOPE, ids(4), expires_at=10.0)
+    second = cache.pin(SCOPE, ids(2), expires_at=20.0)
+    assert cache.stats().pinned_blocks == 4
+    cache.unpin(first.pin_id)
+    assert cache.stats().pinned_blocks == 2
+    assert [cache.pins.count(block) for block in second.blocks] == [1, 1]
+    cache.check_integrity()
+
+
+def test_only_what_is_cached_is_pinned() -> None:
+    cache = pinning_cache()
+    assert cache.pin(SCOPE, ids(2), expires_at=1.0).blocks == []
+    serve(cache, ids(2))
+    assert len(cache.pin(SCOPE, ids(4), expires_at=1.0).blocks) == 2
+    cache.expire(2.0)
+    cache.check_integrity()
