@@ -52,9 +52,10 @@ class ChatTemplate:
         except Exception as error:  # whatever a template's syntax can make the compiler raise
             raise TemplateRefusedError(f"chat_template: does not compile: {error}") from error
 
-    def render(self, messages: Sequence[Mapping[str, str]], *, max_characters: int) -> str:
+    def render(self, messages: Sequence[Mapping[str, str]], *, max_characters: int, extra_characters: int = 0) -> str:
         """Render messages of ``role`` and ``content``, up to where the model's answer begins.
 
+        ``extra_characters`` are let pass beside the limit, for messages that are longer than what they stand for.
         Raises ChatTemplateError for messages that the template does not take, for more than ``max_characters``, and
         for taking too long.
         """
@@ -62,8 +63,8 @@ class ChatTemplate:
         try:
             for part in self._template.generate(messages=messages):
                 size += len(part)
-                if size > max_characters:
-                    raise ChatTemplateError(f"come to more than {max_characters} characters in the chat template")
+                if size > max_characters + extra_characters:
+                    raise ChatTemplateError(f"come to more than {max_characters} characters in the template")
                 if time.monotonic() > end:
                     raise ChatTemplateError(f"take the chat template longer than {RENDER_SECONDS:g} seconds")
                 parts.append(part)

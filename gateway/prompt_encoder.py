@@ -62,9 +62,9 @@ def encode_chat(chat: gateway_pb2.Chat, model: ServedModel, max_prompt_bytes: in
     messages = [{"role": shield(said.role), "content": shield(said.content)} for said in chat.messages]
     growth = sum(len(new["content"]) - len(said.content) for new, said in zip(messages, chat.messages, strict=True))
     try:
-        text = model.chat_template.render(messages, max_characters=max_prompt_bytes + max(growth, 0))
+        text = model.chat_template.render(messages, max_characters=max_prompt_bytes, extra_characters=max(growth, 0))
         if len(model.tokenizer.unshield(text).encode()) > max_prompt_bytes:
-            raise ChatTemplateError(f"come to more than {max_prompt_bytes} bytes in the chat template")
+            raise ChatTemplateError(f"come to more than {max_prompt_bytes} bytes in the template")
         return model.tokenizer.encode_rendered(text)
     except (ChatTemplateError, ControlTextError) as error:
         raise invalid("chat.messages", str(error)) from error

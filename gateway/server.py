@@ -117,7 +117,7 @@ class GatewayServer:
             await self._health.enter_graceful_shutdown()
             await self._live.drain(drain_seconds)
         finally:
-            await self._server.stop(_LAST_WORDS_SECONDS)
+            await self._server.stop(0 if self._live.num_live else _LAST_WORDS_SECONDS)
             if self._worker_task is not None:
                 self._worker_task.cancel()
                 await asyncio.wait([self._worker_task])

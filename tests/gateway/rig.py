@@ -41,18 +41,12 @@ def tenants(**keys: str) -> dict[str, TenantSettings]:
 
 
 @dataclass
-class Rig:
-    """What a test holds."""
+class Client:
+    """A client of one gateway."""
 
-    worker: FakeWorker
     server: GatewayServer
     channel: grpc.aio.Channel
     stub: "gateway_pb2_grpc.GatewayAsyncStub"
-    session: FakeSession
-    """The gateway's first."""
-
-    async def next_call(self) -> FakeCall:
-        return await self.session.calls.get()
 
     async def metrics(self) -> str:
         return (await self.get("/metrics"))[1]
@@ -87,6 +81,19 @@ class Rig:
                 return
 
 
+@dataclass
+class Rig(Client):
+    """A client, and the worker behind the gateway."""
+
+    worker: FakeWorker
+    session: FakeSession
+    """The gateway's first."""
+
+    async def next_call(self) -> FakeCall:
+        """Wait for the next call to reach the worker."""
+        return await self.session.calls.get()
+
+
 def http_get(url: str) -> tuple[int, str]:
     try:
         with urlopen(url, timeout=5) as response:
@@ -113,6 +120,13 @@ async def gateway(
 
 
 @asynccontextmanager
+async def gateway_client(server: GatewayServer) -> AsyncIterator[Client]:
+    """Connect to a gateway."""
+    async with grpc.aio.insecure_channel(str(server.address), options=CHANNEL_OPTIONS) as channel:
+        yield Client(server, channel, gateway_pb2_grpc.GatewayStub(channel))
+
+
+@asynccontextmanager
 async def rig(
     worker: FakeWorker | None = None, *, tenant_settings: Mapping[str, TenantSettings] | None = None, **settings: Any
 ) -> AsyncIterator[Rig]:
@@ -122,11 +136,10 @@ async def rig(
         async with (
             serving(worker, Path(folder) / "worker.sock") as address,
             gateway(address, tenant_settings=tenant_settings, **settings) as server,
-            grpc.aio.insecure_channel(str(server.address), options=CHANNEL_OPTIONS) as channel,
+            gateway_client(server) as client,
         ):
             session = await worker.sessions.get()
-            stub: gateway_pb2_grpc.GatewayAsyncStub = gateway_pb2_grpc.GatewayStub(channel)
-            yield Rig(worker, server, channel, stub, session)
+            yield Rig(server, client.channel, client.stub, worker, session)
 
 
 def prompt(text: str = "hi", **fields: Any) -> gateway_pb2.GenerateRequest:

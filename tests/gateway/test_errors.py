@@ -1,0 +1,44 @@
+"""Errors to statuses: each kind has one, and a long or strange text never breaks the way to the client."""
+
+import grpc
+import pytest
+
+from prefixgate.gateway.errors import REQUEST_ID_KEY, CallError, DrainingError, NoWorkerError, status_of, worker_error
+from prefixgate.proto.fields import UNIMPLEMENTED, FieldError, invalid
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (invalid("n", "0 is out of range"), grpc.StatusCode.INVALID_ARGUMENT),
+        (FieldError(UNIMPLEMENTED, "priority", "not served yet"), grpc.StatusCode.UNIMPLEMENTED),
+        (CallError(grpc.StatusCode.NOT_FOUND, "model"), grpc.StatusCode.NOT_FOUND),
+        (NoWorkerError(), grpc.StatusCode.UNAVAILABLE),
+        (DrainingError(), grpc.StatusCode.UNAVAILABLE),
+    ],
+)
+def test_expected_errors_have_their_own_status_and_text(error: Exception, code: grpc.StatusCode) -> None:
+    status = status_of(error, "my-call")
+    assert (status.code, status.message, status.is_expected) == (code, str(error), True)
+    assert (REQUEST_ID_KEY, "my-call") in status.metadata
+
+
+@pytest.mark.parametrize("error", [RuntimeError("secret"), KeyError("secret"), AssertionError("secret")])
+def test_other_errors_are_internal_without_their_text(error: Exception) -> None:
+    status = status_of(error, "my-call")
+    assert (status.code, status.is_expected) == (grpc.StatusCode.INTERNAL, False)
+    assert "secret" not in status.message
+    assert "my-call" in status.message
+
+
+@pytest.mark.parametrize("text", ["x" * 1_000_000, "é\0\n" * 100_000])
+def test_long_texts_are_cut_to_what_metadata_holds(text: str) -> None:
+    for error in (CallError(grpc.StatusCode.INTERNAL, text), invalid("stop", text)):
+        status = status_of(error, "my-call")
+        assert len(status.message) < 3000
+        assert sum(len(value) for _, value in status.metadata) < 20_000
+
+
+def test_a_workers_unknown_code_is_internal() -> None:
+    assert worker_error(99, "?").code is grpc.StatusCode.INTERNAL
+    assert worker_error(8, "full").code is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -1,0 +1,178 @@
+"""The process: what answers in which state, how it drains, and what it does on ports that are taken."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2
+
+from prefixgate.config.settings import GatewaySettings, Settings, SettingsError
+from prefixgate.gateway.server import GatewayServer
+from prefixgate.proto import gateway_pb2, gateway_pb2_grpc
+from tests.gateway.fake_worker import FINGERPRINT, HASH_KEY, FakeWorker, serving
+from tests.gateway.rig import collect, gateway, gateway_client, ids_of, prompt, rig, run, tenants
+
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def code_of(pending: Any) -> grpc.StatusCode:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await pending
+    return caught.value.code()
+
+
+def test_pages_and_health_say_whether_there_is_a_worker(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with gateway(f"unix:{tmp_path}/s") as server, gateway_client(server) as client:
+            assert await client.health() == NOT_SERVING
+            assert [(await client.get(path))[0] for path in ("/healthz", "/readyz", "/metrics")] == [200, 503, 200]
+            assert await client.metric("prefixgate_gateway_worker_ready") == 0
+            worker = FakeWorker()
+            async with serving(worker, tmp_path / "s"):
+                await client.until_health(SERVING)
+                session = await worker.sessions.get()
+                assert [(await client.get(path))[0] for path in ("/healthz", "/readyz?x=1", "/")] == [200, 200, 404]
+                assert await client.metric("prefixgate_gateway_worker_ready") == 1
+                pending = client.stub.Complete(prompt("hi"))
+                call = await session.calls.get()
+                assert await client.metric("prefixgate_gateway_live_calls") == 1
+                assert await client.metric("prefixgate_gateway_oldest_call_seconds") > 0
+                await call.finish([64])
+                await pending
+            await client.until_health(NOT_SERVING)
+            assert await client.metric("prefixgate_gateway_live_calls") == 0
+
+    run(test())
+
+
+def test_a_drain_refuses_new_calls_and_lets_live_ones_finish() -> None:
+    async def test() -> None:
+        async with rig() as r:
+            reading = asyncio.create_task(collect(r.stub.Generate(prompt("hi"))))
+            call = await r.next_call()
+            await call.send((0, [64]))
+            stopping = asyncio.create_task(r.server.stop(60))
+            await r.until_health(NOT_SERVING)
+            assert await code_of(r.stub.Complete(prompt("hi"))) is grpc.StatusCode.UNAVAILABLE
+            assert await code_of(r.stub.Stats(gateway_pb2.StatsRequest())) is grpc.StatusCode.UNAVAILABLE
+            assert (await r.get("/readyz"))[0] == 503
+            await call.finish([65])
+            assert ids_of(await reading) == [64, 65]
+            await stopping
+
+    run(test())
+
+
+def test_a_watch_of_health_does_not_hold_a_stop_up() -> None:
+    async def test() -> None:
+        async with rig() as r:
+            watching = asyncio.create_task(r.until_health(health_pb2.HealthCheckResponse.SERVICE_UNKNOWN))
+            await r.health()
+            await r.server.stop(3600)
+            assert await code_of(watching) is grpc.StatusCode.UNAVAILABLE
+
+    run(test())
+
+
+def test_calls_that_outlast_the_drain_are_cut_off_with_a_status() -> None:
+    async def test() -> None:
+        async with rig() as r:
+            reading = asyncio.create_task(collect(r.stub.Generate(prompt("hi"))))
+            call = await r.next_call()
+            await r.server.stop(0.05)
+            assert await code_of(reading) is grpc.StatusCode.UNAVAILABLE
+            assert (await call.cancels.get()).call_id == call.submit.call_id
+
+    run(test())
+
+
+def test_a_port_that_is_taken_is_refused_by_its_setting() -> None:
+    async def test() -> None:
+        async with rig() as r:
+            for name, taken in (("listen", r.server.address), ("http", r.server.http_address)):
+                values: dict[str, Any] = {"listen": "127.0.0.1:0", "http": "127.0.0.1:0", "worker": "unix:/none"}
+                values[name] = str(taken)
+                with pytest.raises(SettingsError, match=f"gateway.{name}"):
+                    GatewayServer(Settings(gateway=GatewaySettings(**values)), hash_key_fingerprint=FINGERPRINT)
+
+    run(test())
+
+
+def test_without_tenants_other_machines_cannot_be_let_in() -> None:
+    async def test() -> None:
+        settings = GatewaySettings(listen="0.0.0.0:0", http="127.0.0.1:0", worker="unix:/none")
+        with pytest.raises(SettingsError, match="tenants"):
+            GatewayServer(Settings(gateway=settings), hash_key_fingerprint=FINGERPRINT)
+
+    run(test())
+
+
+def test_a_gateway_listens_on_a_unix_socket_too(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with rig(listen=f"unix:{tmp_path}/gateway") as r:
+            assert await r.health() == SERVING
+
+    run(test())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_the_process_and_a_second_ends_it(number: signal.Signals, tmp_path: Path) -> None:
+    """The real process: it outlives its stream after one signal, and not after two."""
+
+    async def test() -> None:
+        worker, address = FakeWorker(), f"unix:{tmp_path}/gateway"
+        async with serving(worker, tmp_path / "worker") as worker_address:
+            process = _start_gateway(address, worker_address)
+            try:
+                session = await worker.sessions.get()
+                async with grpc.aio.insecure_channel(address) as channel:
+                    stub: Any = gateway_pb2_grpc.GatewayStub(channel)
+                    stream = stub.Generate(prompt("hi"), wait_for_ready=True)
+                    call = await session.calls.get()
+                    process.send_signal(number)
+                    await _until_draining(stub)
+                    await call.send((0, [64]))
+                    assert ids_of([await stream.read()]) == [64]
+                    process.send_signal(number)
+                    assert await code_of(stream.read()) is grpc.StatusCode.UNAVAILABLE
+                assert await asyncio.to_thread(process.wait, 10) == 0
+            finally:
+                process.kill()
+                process.wait()
+
+    run(test())
+
+
+def _start_gateway(listen: str, worker: str) -> "subprocess.Popen[bytes]":
+    flags = [f"--gateway-listen={listen}", "--gateway-http=127.0.0.1:0", f"--worker={worker}"]
+    environment = os.environ | {"PREFIXGATE_HASH_KEY": HASH_KEY.hex()}
+    return subprocess.Popen([sys.executable, "-m", "prefixgate.gateway", "gateway", *flags], env=environment)
+
+
+async def _until_draining(stub: Any) -> None:
+    """Ask until the answer is that the gateway shuts down; each question is answered at once."""
+    while True:
+        try:
+            await stub.Tokenize(gateway_pb2.TokenizeRequest(prompt="hi"))
+        except grpc.aio.AioRpcError as error:
+            if "shutting down" in (error.details() or ""):
+                return
+            raise
+
+
+def test_the_server_has_every_method_of_the_service() -> None:
+    async def test() -> None:
+        async with rig(tenant_settings=tenants(acme="key")) as r:
+            for method in gateway_pb2.DESCRIPTOR.services_by_name["Gateway"].methods:
+                call: Any = r.channel.unary_unary(f"/{method.containing_service.full_name}/{method.name}")
+                code = await code_of(call(b"\xff", metadata=(("authorization", "Bearer key"),)))
+                assert code is grpc.StatusCode.INVALID_ARGUMENT
+
+    run(test())
