@@ -10,6 +10,11 @@ from collections.abc import Sequence
 from prefixgate.config.flags import add_flags, settings_from
 from prefixgate.config.hash_key import require_hash_key
 from prefixgate.config.settings import Settings, SettingsError
+
+# Read once, when torch is imported. The threads that share a step's arithmetic else spin while they wait for each
+# other, and where the gateway or anything else wants one of their cores, a step takes several times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 from prefixgate.worker.model_runner import ModelRefusedError
 from prefixgate.worker.server import ListenError, WorkerServer
 
