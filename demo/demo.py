@@ -145,12 +145,12 @@ def run_calls(client: Client) -> Session:
 
     cold = ask("cold call", "What is the capital of Italy?")
     shared = ask("same system prompt", "What is the capital of France?")
-    shared_again = ask("same system prompt again", "On which floor are the maps?")
+    shared_again = ask("same system prompt again", "What is the currency of Japan?")
     foreign = ask("another tenant, same text", "What is the capital of France?", BOREALIS)
     say("  second turn of the chat ...")
     turns = (*shared.call.turns, ("assistant", shared.texts[0]), ("user", "And what is the capital of Spain?"))
     second_turn = client.run(Call("second turn of the chat", ATLAS, turns))
-    samples = ask("three samples of one prompt", "Which country should I visit in spring?", outputs=3)
+    samples = ask("three samples of one prompt", "Which river flows through London?", outputs=3)
     return Session(cold, shared, shared_again, foreign, second_turn, samples)
 
 

@@ -25,6 +25,8 @@ from prefixgate.worker.probe import stock_logits
 from prefixgate.worker.request import Request, SamplingParams
 from prefixgate.worker.scheduler import Limits
 
+pytestmark = pytest.mark.timeout(900)  # the first run downloads 93 MB and converts them
+
 NUM_BLOCKS = 256
 MAX_TOKENS = 10
 SYSTEM = (
