@@ -119,7 +119,10 @@ class FakeSession:
                 call = self._by_id[request.submit.call_id] = FakeCall(self, request.submit)
                 self.calls.put_nowait(call)
             elif request.HasField("cancel"):
-                self._by_id[request.cancel.call_id].cancels.put_nowait(request.cancel)
+                call = self._by_id[request.cancel.call_id]
+                call.cancels.put_nowait(request.cancel)
+                if not request.cancel.HasField("output"):
+                    del self._by_id[request.cancel.call_id]
 
 
 class FakeWorker(worker_pb2_grpc.WorkerServicer):

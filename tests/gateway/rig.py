@@ -25,11 +25,11 @@ PATIENCE = 20.0
 """Seconds after which a test that hangs is given up."""
 
 
-def run(test: Coroutine[Any, Any, T]) -> T:
+def run(test: Coroutine[Any, Any, T], *, patience: float = PATIENCE) -> T:
     """Run an async test, with a guard against hanging."""
 
     async def guarded() -> T:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(patience):
             return await test
 
     return asyncio.run(guarded())
