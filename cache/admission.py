@@ -61,6 +61,7 @@ class Admitter:
         self._evictor = evictor
         self._allocator = allocator
         self._planner = planner
+        self._matched: tuple[Prompt, int, Match] | None = None
 
     def admit(self, prompt: Prompt, token_ids: list[int], needed: int, mode: CacheMode) -> Admission | None:
         """Give a call the blocks of its prompt and promise it the rest of the ``needed`` ones; None changes nothing."""
@@ -87,6 +88,13 @@ class Admitter:
             miss_reason=reason,
         )
 
+    def match(self, prompt: Prompt) -> Match:
+        """Match a prompt; asked again before the tree has changed (is it worth waiting? then admit), answer again."""
+        version = self._index.version
+        if self._matched is None or self._matched[0] is not prompt or self._matched[1] != version:
+            self._matched = prompt, version, match_prompt(self._index, prompt, self._block_size)
+        return self._matched[2]
+
     def claims(self, found: Match, mode: CacheMode) -> bool:
         """Whether the partial match is a tail that agrees to its end and that nobody holds: it needs no copy.
 
@@ -99,7 +107,7 @@ class Admitter:
     def _match(self, prompt: Prompt, mode: CacheMode) -> tuple[Match, MissReason]:
         if mode is CacheMode.BYPASS:
             return Match([], None, self._block_size), MissReason.BYPASSED
-        found = match_prompt(self._index, prompt, self._block_size)
+        found = self.match(prompt)
         return found, miss_reason(found, prompt, self._evictor.evicted_hashes)
 
     def _has_room(self, account: Account, found: Match, needed: int, mode: CacheMode) -> bool:

@@ -48,14 +48,17 @@ class EventLog:
         self._events: deque[Event] = deque(maxlen=capacity)
 
     def stored(self, tenant: str, parent: BlockHash, hashes: Sequence[BlockHash]) -> None:
-        self._append(Stored(tenant, parent, tuple(hashes)))
+        self.last += 1
+        self._events.append(Stored(tenant, parent, tuple(hashes)))
 
     def removed(self, tenant: str, hashes: Sequence[BlockHash]) -> None:
         if hashes:
-            self._append(Removed(tenant, tuple(hashes)))
+            self.last += 1
+            self._events.append(Removed(tenant, tuple(hashes)))
 
     def cleared(self, tenant: str = "") -> None:
-        self._append(Cleared(tenant))
+        self.last += 1
+        self._events.append(Cleared(tenant))
 
     def since(self, number: int) -> list[tuple[int, Event]]:
         """Events after ``number``, each with its own. Raises Gap where the first of them is gone."""
@@ -64,7 +67,3 @@ class EventLog:
             raise Gap(f"events {first} to {self.last} are kept; {number + 1} was asked for")
         skip = number + 1 - first
         return list(enumerate(self._events, start=first))[skip:]
-
-    def _append(self, event: Event) -> None:
-        self.last += 1
-        self._events.append(event)

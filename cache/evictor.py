@@ -7,6 +7,7 @@ from prefixgate.cache.block_pool import BlockPool
 from prefixgate.cache.events import EventLog
 from prefixgate.cache.evicted_hashes import EvictedHashes
 from prefixgate.cache.eviction import EvictionPolicy, EvictionQueue
+from prefixgate.cache.hashing import BlockHash
 from prefixgate.cache.prefix_index import NONE, PrefixIndex
 
 DEFAULT_RETENTION = 50
@@ -91,7 +92,7 @@ class Evictor:
 
         Looks at each tenant that has evictable blocks; the tenants are few and configured. An empty queue is dropped.
         """
-        best: tuple[int, object, Account, EvictionQueue] | None = None
+        best: tuple[int, float, Account, EvictionQueue] | None = None
         for owner in owners:
             queues = self._queues.get(owner, {})
             if owner.cached == 0:
@@ -104,7 +105,7 @@ class Evictor:
                 if rank is None:
                     del queues[retention]
                     continue
-                if best is None or (retention, rank) < best[:2]:  # type: ignore[operator]
+                if best is None or (retention, rank) < best[:2]:
                     best = (retention, rank, owner, queues[retention])
                 break
         if best is None:
@@ -116,7 +117,7 @@ class Evictor:
         """Evict a leaf and then its ancestors for as long as they are the queue's next. Returns how many went."""
         index, hashes = self._index, self._index.hashes
         gone: list[int] = []
-        names: list[bytes] = []
+        names: list[BlockHash] = []
         block = queue.pop()
         while block is not None:
             block_hash = hashes[block]

@@ -34,6 +34,7 @@ ROOT_HASH = BlockHash(bytes(16))
 
 MIN_KEY_BYTES = 16
 _TOKEN_BYTES = 4
+_SWAPS = sys.byteorder == "big"
 _SCOPE_VERSION = b"\x01"
 
 
@@ -64,7 +65,7 @@ def pack_ids(token_ids: Sequence[int]) -> bytes:
     Raises OverflowError for an id outside [0, 2**32).
     """
     packed = array("I", token_ids)
-    if sys.byteorder == "big":
+    if _SWAPS:
         packed.byteswap()
     return packed.tobytes()
 

@@ -102,7 +102,7 @@ class PrefixCache:
         root = self.index.find_root(prompt.scope)
         if root is None or not self.in_flight:
             return None
-        match = match_prompt(self.index, prompt, self.block_size)
+        match = self._admitter.match(prompt)
         position = len(match.blocks)
         if position >= (prompt.num_tokens - 1) // self.block_size:
             return None

@@ -5,7 +5,7 @@ from prefixgate.cache.block_table import BlockTable
 from prefixgate.cache.events import EventLog
 from prefixgate.cache.evictor import Evictor
 from prefixgate.cache.hashing import ROOT_HASH, BlockHash, BlockHasher, pack_ids
-from prefixgate.cache.prefix_index import PrefixIndex
+from prefixgate.cache.prefix_index import NONE, PrefixIndex
 
 
 class Publisher:
@@ -30,7 +30,14 @@ class Publisher:
         full = num_written // self._size
         if full <= table.num_published or not table.publishable:
             return
-        self._hash_up_to(table, full)
+        hashed = min(full, len(table.hashes))
+        if table.num_published < hashed:
+            self._publish_prompt(table, hashed)
+        while table.num_published < full and table.publishable:
+            self._publish_next(table)
+
+    def _publish_prompt(self, table: BlockTable, full: int) -> None:
+        """Publish blocks of the prompt, whose hashes are known: mostly all at once."""
         first, index = table.num_published, self._index
         hashes, contents = table.hashes[first:full], table.contents[first:full]
         parent = table.block_ids[first - 1] if first else table.root
@@ -69,15 +76,19 @@ class Publisher:
         self._index.insert(block, parent, content, None)
         return block
 
-    def _hash_up_to(self, table: BlockTable, full: int) -> None:
-        have, size = len(table.hashes), self._size
-        if full <= have:
-            return
-        contents = self._hasher.split(pack_ids(table.token_ids[have * size : full * size]))
-        parent = table.hashes[-1] if table.hashes else ROOT_HASH
-        # New lists: the old ones are shared with the prompt and with forks.
-        table.hashes = table.hashes + self._hasher.hash_blocks(parent, table.scope_digest, contents)
-        table.contents = table.contents + contents
+    def _publish_next(self, table: BlockTable) -> None:
+        """Publish one block of generated tokens. Its hash is not kept: the next one's parent is in the index."""
+        position, size = table.num_published, self._size
+        parent_hash = self._index.hashes[table.block_ids[position - 1]] if position else ROOT_HASH
+        assert parent_hash is not None, "a published block that has a successor is full"
+        content = pack_ids(table.token_ids[position * size : (position + 1) * size])
+        block_hash = self._hasher.hash_block(parent_hash, table.scope_digest, content)
+        own = table.block_ids[position]
+        if not self._publish_one(table, block_hash, content):
+            table.publishable = False
+        elif table.block_ids[position] == own:
+            self._evictor.policy.published((own,), (block_hash,))
+            self._events.stored(table.scope.tenant, parent_hash, (block_hash,))
 
     def _publish_one(self, table: BlockTable, block_hash: BlockHash, content: bytes) -> bool:
         """Publish a table's next block, or move the table to the block that was published before it.
@@ -89,7 +100,8 @@ class Publisher:
         parent = table.block_ids[position - 1] if position else table.root
         existing = index.find(block_hash)
         if existing is None:
-            self._replace_tail(table, parent, content)
+            if index.first_child[parent] != NONE:
+                self._replace_tail(table, parent, content)
             index.insert(own, parent, content, block_hash)
         elif index.parents[existing] == parent and index.contents[existing] == content:
             self._pool.hold((existing,), table.account)

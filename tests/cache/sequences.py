@@ -1,9 +1,10 @@
 """Helpers that take a sequence through its life without an engine."""
 
+from prefixgate.cache.admission import Admission
 from prefixgate.cache.block_table import BlockTable
 from prefixgate.cache.copy_plan import CopyPlan
 from prefixgate.cache.hashing import BlockHasher, CacheScope
-from prefixgate.cache.prefix_cache import Admission, PrefixCache
+from prefixgate.cache.prefix_cache import PrefixCache
 
 KEY = b"a key for tests!"
 SCOPE = CacheScope("tenant", "model@1")

@@ -2,11 +2,12 @@
 
 import pytest
 
+from prefixgate.cache.admission import CacheMode
 from prefixgate.cache.events import Cleared, EventLog, Gap, Removed, Stored
 from prefixgate.cache.hashing import ROOT_HASH, BlockHasher, CacheScope
 from prefixgate.cache.matching import MissReason
 from prefixgate.cache.null_index import NullPrefixIndex
-from prefixgate.cache.prefix_cache import CacheMode, PrefixCache
+from prefixgate.cache.prefix_cache import PrefixCache
 from tests.cache.sequences import KEY, OTHER, SCOPE, admit, make_cache, prefill, serve, take_plan
 
 SALTED = CacheScope(SCOPE.tenant, SCOPE.model, salt="s")

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from prefixgate.cache.accounts import TenantShare
+from prefixgate.cache.admission import CacheMode
 from prefixgate.cache.block_table import BlockTable
 from prefixgate.cache.copy_plan import CopyPlan
 from prefixgate.cache.hashing import BlockHash, BlockHasher, CacheScope
 from prefixgate.cache.matching import MissReason
 from prefixgate.cache.pins import Pin, PinLimitError
-from prefixgate.cache.prefix_cache import CacheMode, PrefixCache
+from prefixgate.cache.prefix_cache import PrefixCache
 
 BLOCK = 2
 POOL = 8
