@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc.aio
-from grpc_health.v1 import health, health_pb2_grpc
-from grpc_health.v1.health_pb2 import HealthCheckResponse
+from grpc_health.v1 import health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from prefixgate.cache.hashing import BlockHasher
 from prefixgate.cache.prefix_cache import PrefixCache
 from prefixgate.config.address import Address, parse_address
 from prefixgate.config.settings import Settings, SettingsError
-from prefixgate.proto import worker_pb2, worker_pb2_grpc
+from prefixgate.proto import worker_pb2_grpc
 from prefixgate.proto.transport import SERVER_OPTIONS
 from prefixgate.worker.engine import Engine
 from prefixgate.worker.engine_thread import EngineThread
+from prefixgate.worker.health import Health
 from prefixgate.worker.loader import load_runner, poisons
 from prefixgate.worker.metrics import Reading, WorkerCollector
 from prefixgate.worker.model_runner import ModelRunner
@@ -40,7 +40,6 @@ T = TypeVar("T")
 LOCAL_TENANT = "local"
 """The one tenant where the settings name none."""
 
-_SERVICES = ("", worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name)
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LAST_STEP_SECONDS = 5.0
 _LAST_WORDS_SECONDS = 2.0
@@ -64,10 +63,12 @@ class WorkerServer:
             raise SettingsError(f"worker.{error}") from error
         self._registry = CollectorRegistry(auto_describe=False)
         self._service = WorkerService()
-        self._health = health.aio.HealthServicer()
+        self._health = Health()
         self._loop = asyncio.get_running_loop()
         self._engine: EngineThread | None = None
         self._is_ready = False
+        self.http_port = 0
+        """The port of the metrics page, once it is listened on."""
         self._asked_to_stop = asyncio.Event()
         self._hurried = asyncio.Event()
         self._failed = asyncio.Event()
@@ -86,6 +87,7 @@ class WorkerServer:
             try:
                 await self._work()
             finally:
+                self._health.close()
                 await server.stop(_LAST_WORDS_SECONDS)
         finally:
             page.close()
@@ -113,14 +115,14 @@ class WorkerServer:
             )
         except OSError as error:
             raise ListenError(f"worker.http: {address} cannot be listened on: {error.strerror}") from error
+        self.http_port = page.port
         logger.info("Metrics on http://%s/metrics", Address(address.host, page.port))
         return page
 
     async def _open_server(self) -> grpc.aio.Server:
         """Listen before the model is loaded, so that whoever waits for it can see that it comes."""
         server = grpc.aio.server(options=SERVER_OPTIONS)
-        for name in _SERVICES:
-            await self._health.set(name, HealthCheckResponse.NOT_SERVING)
+        await self._health.tell(serving=False)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         worker_pb2_grpc.add_WorkerServicer_to_server(self._service, server)
         address = parse_address(self._settings.worker.listen)
@@ -164,8 +166,7 @@ class WorkerServer:
         self._registry.register(
             WorkerCollector(lambda: Reading(observations, engine.report(), spec.name, cache.block_size))
         )
-        for name in _SERVICES:
-            await self._health.set(name, HealthCheckResponse.SERVING)
+        await self._health.tell(serving=True)
         self._is_ready = True
         logger.info("Serving %s with %d blocks of %d tokens", spec.name, cache.num_blocks, cache.block_size)
 

@@ -50,10 +50,10 @@ def test_stopping_ends_live_calls_with_the_last_word_and_takes_no_more() -> None
 def test_a_fault_of_the_loop_ends_every_call_and_tells_the_process() -> None:
     driver = Driver(max_running=1)
 
-    def broken() -> None:
+    def broken(*_: object) -> None:
         raise RuntimeError("the device fell off the bus")
 
-    driver.cache.take_plan = broken  # type: ignore[method-assign, assignment]
+    driver.runner.storage.poison = broken  # type: ignore[method-assign, assignment]
     calls = [driver.submit(words(20, seed), 900) for seed in range(3)]
     failed = threading.Event()
     thread = EngineThread(driver.engine, failed.set)
@@ -70,12 +70,12 @@ def test_a_call_that_comes_while_the_engine_dies_is_ended_or_refused() -> None:
     driver = Driver()
     submitted, late = threading.Event(), []
 
-    def broken() -> None:
+    def broken(*_: object) -> None:
         late.append(driver.submit(words(20, 2)))
         submitted.set()
         raise RuntimeError("the device fell off the bus")
 
-    driver.cache.take_plan = broken  # type: ignore[method-assign, assignment]
+    driver.runner.storage.poison = broken  # type: ignore[method-assign, assignment]
     driver.submit(words(20))
     thread = EngineThread(driver.engine, lambda: None)
     thread.start()

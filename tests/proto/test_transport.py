@@ -1,0 +1,41 @@
+"""What both ends of a hop agree on."""
+
+import asyncio
+import hashlib
+
+import grpc.aio
+import pytest
+
+from prefixgate.proto.transport import CHANNEL_OPTIONS, MAX_MESSAGE_BYTES, SERVER_OPTIONS, text_digest
+
+
+def test_both_ends_take_messages_of_one_size() -> None:
+    for options in (dict(CHANNEL_OPTIONS), dict(SERVER_OPTIONS)):
+        sizes = options["grpc.max_send_message_length"], options["grpc.max_receive_message_length"]
+        assert sizes == (MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES)
+
+
+def test_a_server_bears_the_pings_that_a_channel_sends() -> None:
+    server, channel = dict(SERVER_OPTIONS), dict(CHANNEL_OPTIONS)
+    assert server["grpc.http2.min_ping_interval_without_data_ms"] < channel["grpc.keepalive_time_ms"]
+    assert server["grpc.http2.max_ping_strikes"] == 0
+    assert channel["grpc.keepalive_permit_without_calls"] == 1
+
+
+def test_a_second_server_on_a_used_port_is_an_error() -> None:
+    async def scenario() -> None:
+        first, second = grpc.aio.server(options=SERVER_OPTIONS), grpc.aio.server(options=SERVER_OPTIONS)
+        port = first.add_insecure_port("127.0.0.1:0")
+        await first.start()
+        with pytest.raises(RuntimeError):
+            second.add_insecure_port(f"127.0.0.1:{port}")
+        await first.stop(None)
+        await second.stop(None)
+
+    asyncio.run(scenario())
+
+
+def test_the_digest_frames_its_parts() -> None:
+    framed = (2).to_bytes(8, "little") + b"ab" + (1).to_bytes(8, "little") + b"c"
+    assert text_digest(b"ab", "c") == hashlib.sha256(framed).digest()
+    assert text_digest(b"ab", "c") != text_digest(b"a", "bc")

@@ -1,0 +1,200 @@
+"""The metrics: what they say equals what happened, each once, whatever goes wrong."""
+
+import re
+
+import pytest
+from grpc import StatusCode
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import choose_encoder
+
+from prefixgate.worker.metrics import METRICS, Reading, WorkerCollector
+from prefixgate.worker.observations import CALL_ENDS
+from prefixgate.worker.request import End, RefusedError
+from tests.worker.driver import Driver, solo, words
+
+VLLM = {"model_name": "witness", "engine": "0"}
+
+
+class Page:
+    """The metrics of a driver's engine, as a scrape sees them."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(
+            WorkerCollector(lambda: Reading(driver.observations, driver.engine.report(), "witness", 16))
+        )
+
+    def __call__(self, name: str, **labels: str) -> float:
+        prefix = "" if name.startswith("vllm:") else "prefixgate_worker_"
+        value = self.registry.get_sample_value(prefix + name, labels | (VLLM if not prefix else {}))
+        assert value is not None, f"{name} {labels} is not on the page"
+        return value
+
+    def num_series(self) -> int:
+        return sum(1 for line in generate_latest(self.registry).splitlines() if not line.startswith(b"#"))
+
+
+def test_every_metric_of_the_table_is_on_the_page_and_nothing_else() -> None:
+    page = generate_latest(Page(Driver()).registry).decode()
+    assert re.findall(r"^# TYPE (\S+) (\S+)$", page, re.MULTILINE) == [(metric.name, metric.kind) for metric in METRICS]
+
+
+def test_the_page_can_be_had_in_both_formats() -> None:
+    driver = Driver()
+    driver.ask(words(20))
+    for accepted, kind in (("", "text/plain"), ("application/openmetrics-text", "application/openmetrics-text")):
+        encode, content_type = choose_encoder(accepted)
+        assert content_type.startswith(kind)
+        assert b"prefixgate_worker_first_token_seconds_count 1.0" in encode(Page(driver).registry)
+
+
+def test_names_carry_their_unit_and_are_ours_or_vllms() -> None:
+    for metric in METRICS:
+        assert metric.name.startswith(("prefixgate_worker_", "vllm:"))
+        assert metric.help.endswith(".")
+        assert (metric.kind == "counter") == metric.name.endswith("_total")
+        assert (metric.kind == "histogram") <= metric.name.endswith("_seconds")
+
+
+def test_queries_and_hits_are_counted_at_admission_by_tenant_and_source() -> None:
+    driver = Driver(max_running=1)
+    page = Page(driver)
+    driver.ask(words(40), 2)
+    driver.submit(words(40), 9)
+    driver.submit(words(64, 3), 2, tenant="bolt")
+    assert page("queried_tokens_total", tenant="acme") == 40
+    driver.step()
+    assert page("queried_tokens_total", tenant="acme") == 80
+    assert page("hit_tokens_total", tenant="acme") == 39
+    assert page("queried_tokens_total", tenant="bolt") == 0, "a waiting call was not looked up yet"
+    driver.run()
+    assert page("prompt_tokens_total", tenant="acme", source="block_hit") == 32
+    assert page("prompt_tokens_total", tenant="acme", source="partial_copy") == 7
+    assert page("prompt_tokens_total", tenant="acme", source="computed") == 41
+    assert page("prompt_tokens_total", tenant="bolt", source="computed") == 64
+    assert page("vllm:prefix_cache_queries_total") == page("vllm:prompt_tokens_total") == 144
+    assert page("vllm:prefix_cache_hits_total") == 39
+    assert page("generated_tokens_total", tenant="acme") == 11
+    assert page("vllm:generation_tokens_total") == 13
+
+
+def test_prompts_that_are_all_new_give_no_hits_however_many_are_evicted() -> None:
+    driver = Driver(num_blocks=16, max_running=3)
+    for seed in range(60):
+        driver.submit(words(50, seed), 3)
+    driver.run()
+    page = Page(driver)
+    assert page("evicted_blocks_total") > 0
+    assert page("queried_tokens_total", tenant="acme") == 3000
+    assert page("hit_tokens_total", tenant="acme") == 0
+
+
+def test_gauges_are_read_when_scraped() -> None:
+    driver = Driver(max_running=3)
+    page = Page(driver)
+    call = driver.submit(words(40), 100, n=2)
+    driver.submit(words(40, 1), 100, n=2)
+    assert (page("running_calls"), page("waiting_calls")) == (0, 2)
+    driver.step()
+    assert (page("running_calls"), page("running_sequences"), page("waiting_calls")) == (1, 2, 1)
+    assert (page("vllm:num_requests_running"), page("vllm:num_requests_waiting")) == (2, 2)
+    states = {state: page("pool_blocks", state=state) for state in ("free", "active", "cached")}
+    assert sum(states.values()) == 64
+    assert page("vllm:kv_cache_usage_perc") == states["active"] / 64 > 0
+    driver.now += 4
+    assert page("oldest_call_seconds") == 4
+    driver.engine.cancel(call.request)
+    driver.run()
+    assert (page("running_calls"), page("waiting_calls"), page("pool_blocks", state="active")) == (0, 0, 0)
+    assert page("vllm:cache_config_info", block_size="16", num_gpu_blocks="64") == 1
+
+
+def test_there_is_one_first_token_for_each_call_that_has_a_token() -> None:
+    driver = Driver(max_running=2)
+    page = Page(driver)
+    for max_tokens, n in ((1, 1), (5, 1), (3, 2)):
+        driver.ask(words(20, max_tokens), max_tokens, n=n)
+    early = driver.submit(words(20, 8), 5)
+    driver.engine.cancel(early.request)
+    driver.run()
+    for name in ("first_token_seconds", "vllm:time_to_first_token_seconds"):
+        assert page(f"{name}_count") == 3
+    for name in ("token_gap_seconds", "vllm:inter_token_latency_seconds"):
+        assert page(f"{name}_count") == 0 + 4 + 2 * 2
+    assert page("queue_seconds_count") == 3, "the cancelled call was never admitted"
+
+
+def test_times_are_put_into_their_buckets() -> None:
+    driver = Driver()
+    call = driver.submit(words(20), 3)
+    driver.now += 0.25
+    driver.step()
+    driver.now += 0.3
+    driver.run()
+    page = Page(driver)
+    assert call.usage.first_token_seconds == 0.25
+    assert [page("first_token_seconds_bucket", le=le) for le in ("0.1", "0.25", "0.5", "+Inf")] == [0, 1, 1, 1]
+    assert page("first_token_seconds_sum") == 0.25
+    assert [page("token_gap_seconds_bucket", le=le) for le in ("0.01", "0.2", "0.4")] == [1, 1, 2]
+
+
+def test_what_came_in_is_what_ended_and_what_lives() -> None:
+    driver = Driver(max_running=1, max_waiting=2)
+    page = Page(driver)
+    driver.ask(words(20), 3)
+    cancelled = driver.submit(words(20), 100)
+    driver.submit(words(20, 1), 100, deadline_seconds=1.0)
+    driver.step()
+    driver.engine.cancel(cancelled.request)
+    driver.now += 1
+    driver.step()
+    with pytest.raises(RefusedError) as refused:
+        driver.submit(words(2000), 10)
+    driver.engine.call_refused(refused.value.end)
+    driver.submit(words(20), 100)
+    driver.step()
+    ends = {code: page("calls_ended_total", code=code) for code in CALL_ENDS}
+    assert {code for code, count in ends.items() if count} == {
+        "ok", "cancelled", "deadline_exceeded", "invalid_argument",
+    }  # fmt: skip
+    assert page("calls_received_total") == sum(ends.values()) + page("running_calls") == 5
+    outputs = {reason: page("outputs_ended_total", reason=reason) for reason in ("stop", "length", "abort", "error")}
+    assert outputs == {"stop": 0, "length": 1, "abort": 2, "error": 0}
+    assert page("vllm:request_success_total", finished_reason="abort") == 2
+
+
+def test_no_client_can_make_the_page_grow() -> None:
+    driver = Driver()
+    page = Page(driver)
+    before = page.num_series()
+    for number in range(50):
+        driver.ask(words(3, number), 1, tenant=f"tenant-{number}", salt=f"salt-{number}")
+    driver.ask(words(3), 1, tenant="acme")
+    assert page.num_series() == before
+    assert page("queried_tokens_total", tenant="other") == 150
+    assert page("queried_tokens_total", tenant="acme") == 3
+
+
+def test_observations_that_fail_are_counted_and_nobody_notices(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+
+    def fail(*_: object) -> None:
+        raise ValueError("Counters can only be incremented by non-negative amounts.")
+
+    for name in (
+        "call_received",
+        "call_admitted",
+        "call_refused",
+        "first_token",
+        "token",
+        "output_ended",
+        "call_ended",
+    ):
+        monkeypatch.setattr(driver.observations, name, fail)
+    calls = [driver.submit(words(20, seed), 5, n=2) for seed in range(3)]
+    driver.engine.call_refused(End(StatusCode.UNAVAILABLE))
+    driver.run()
+    assert [call.outputs for call in calls] == [solo(words(20, seed), 5, n=2) for seed in range(3)]
+    # Per call: received, admitted, first token, two times five tokens, two ends of outputs, its own end.
+    assert Page(driver)("metrics_errors_total") == 1 + 3 * (3 + 10 + 2 + 1)
+    driver.assert_idle()
