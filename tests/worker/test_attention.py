@@ -64,7 +64,7 @@ spans = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 6)), min_size=1, ma
 
 
 @given(spans, st.sampled_from([1, 3]), st.sampled_from([None, 1, 5]), st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_attention_is_what_its_definition_says(
     spans: list[tuple[int, int]], group: int, window: int | None, seed: int
 ) -> None:

@@ -31,7 +31,7 @@ def expected() -> torch.Tensor:
 
 
 @given(cuts=st.sets(st.integers(1, len(PROMPT) - 1)), block_ids=st.permutations(range(16)))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_prompt_in_chunks_over_scattered_blocks(
     llama: Any, expected: torch.Tensor, cuts: set[int], block_ids: list[int]
 ) -> None:

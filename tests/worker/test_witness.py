@@ -55,7 +55,6 @@ def test_output_is_the_same_on_every_machine() -> None:
 
 
 @given(prompts, st.data())
-@settings(deadline=None)
 def test_chunks_of_any_size_give_the_logits_of_the_whole(token_ids: list[int], data: st.DataObject) -> None:
     whole = prefill(witness(), token_ids)
     model, start = witness(), 0
@@ -68,7 +67,6 @@ def test_chunks_of_any_size_give_the_logits_of_the_whole(token_ids: list[int], d
 
 
 @given(prompts, st.permutations(range(NUM_BLOCKS)))
-@settings(deadline=None)
 def test_where_the_blocks_lie_does_not_matter(token_ids: list[int], block_ids: list[int]) -> None:
     assert torch.equal(prefill(witness(), token_ids, block_ids), prefill(witness(), token_ids))
 
@@ -96,7 +94,7 @@ def test_logits_are_one_line_for_each_row_that_wants_them() -> None:
 
 
 @given(st.integers(1, 40), st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_number_below_the_length_counts_and_none_beyond(length: int, data: st.DataObject) -> None:
     model, block_ids = witness(), [4, 2, 6]
     token_ids = list(range(100, 100 + length))
@@ -113,7 +111,6 @@ def test_every_number_below_the_length_counts_and_none_beyond(length: int, data:
 
 
 @given(st.integers(2, 40), st.tuples(*(st.integers(0, 1),) * 3))
-@settings(deadline=None)
 def test_the_digest_continues_the_slot_before_in_all_its_places(length: int, place: tuple[int, int, int]) -> None:
     token_ids = list(range(length))
     model = witness()
@@ -186,7 +183,6 @@ def test_wrong_options_are_refused_by_name(model: str, named: str) -> None:
 
 
 @given(st.text())
-@settings(deadline=None)
 def test_any_text_goes_to_bytes_and_back(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text).ids
     if not any(special in text for special in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")):
