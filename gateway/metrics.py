@@ -48,7 +48,11 @@ CALLS_REFUSED = Metric(
     "calls",
 )
 PROMPT_TOKENS = Metric(
-    "prefixgate_gateway_prompt_tokens_total", "counter", "Prompt tokens of calls that ended.", ("tenant",), "tokens"
+    "prefixgate_gateway_prompt_tokens_total",
+    "counter",
+    "Prompt tokens of calls that the worker ended, well or not.",
+    ("tenant",),
+    "tokens",
 )
 CACHED_TOKENS = Metric(
     "prefixgate_gateway_cached_tokens_total",

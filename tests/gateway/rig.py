@@ -21,7 +21,7 @@ from prefixgate.proto.transport import CHANNEL_OPTIONS
 from tests.gateway.fake_worker import FINGERPRINT, FakeCall, FakeSession, FakeWorker, serving
 
 T = TypeVar("T")
-PATIENCE = 20.0
+PATIENCE = 60.0
 """Seconds after which a test that hangs is given up."""
 
 

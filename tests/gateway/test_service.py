@@ -268,6 +268,7 @@ def test_an_error_carries_the_calls_name() -> None:
 def test_a_slow_reader_gets_everything_in_few_messages_and_delays_nobody() -> None:
     """The reader takes nothing until the worker is done; many times what HTTP/2 lets pass unread is sent by then."""
     text, steps = "the quick brown fox " * 40, 300
+    ids = encode(text)
 
     async def test() -> None:
         # Windows that do not grow: by itself gRPC lets megabytes pass to a reader on the same machine.
@@ -277,7 +278,7 @@ def test_a_slow_reader_gets_everything_in_few_messages_and_delays_nobody() -> No
             slow = stub.Generate(prompt("hi"))
             call = await r.next_call()
             for _ in range(steps):
-                await call.send((0, encode(text)))
+                await call.send((0, ids))
             await call.send((0, [EOS], STOP))
             await call.end()
             quick = r.stub.Complete(prompt("hi"))
