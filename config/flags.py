@@ -12,7 +12,13 @@ from prefixgate.config.settings import SECTIONS, Settings, load_settings, settin
 
 
 def flag_name(section: str, setting: str) -> str:
-    """Name the flag of a setting: the setting's own name, with its section where two sections have the same."""
+    """Name the flag of a setting: the setting's own name, with its section where two sections have the same.
+
+    A few settings name their flag themselves.
+    """
+    own = next(entry for entry, _ in setting_fields(SECTIONS[section]) if entry.name == setting).metadata["flag"]
+    if own:
+        return str(own)
     owners = [
         name for name, kind in SECTIONS.items() if any(entry.name == setting for entry, _ in setting_fields(kind))
     ]

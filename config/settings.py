@@ -37,8 +37,8 @@ class SettingsError(Exception):
     """The settings cannot be used; the text names key, value and what is allowed."""
 
 
-def _setting(default: T, kind: Kind, help: str, *, unit: str = "", secret: bool = False) -> T:
-    metadata = {"kind": kind, "help": help, "unit": unit, "secret": secret}
+def _setting(default: T, kind: Kind, help: str, *, unit: str = "", secret: bool = False, flag: str = "") -> T:
+    metadata = {"kind": kind, "help": help, "unit": unit, "secret": secret, "flag": flag}
     # Typed as its default, not as the Field it is: what the class body says of a setting is then checked.
     return field(default=default, repr=not secret, metadata=metadata)
 
@@ -120,6 +120,12 @@ class CacheSettings:
     blocks: int | None = _setting(
         None, Integer(2, 1 << 31), "Size of the pool in blocks of 16 tokens, instead of memory.", unit="blocks"
     )
+    mode: str = _setting(
+        "on",
+        Choice(("on", "off")),
+        '"off" computes every prompt anew: the baseline that shows what the cache is worth.',
+        flag="--cache",
+    )
     hash_key: str = _setting(
         "",
         _HEX_KEY,
@@ -141,6 +147,16 @@ class TenantSettings:
 
     api_keys: tuple[str, ...] = _setting(
         (), TextList(_DIGEST), "Digests of the tenant's API keys, each as `prefixgate key` prints it."
+    )
+    floor_blocks: int = _setting(
+        0,
+        Integer(0, 1 << 31),
+        "Blocks that are the tenant's own: never evicted for others, and kept free for it while it has fewer. The "
+        "floors of all tenants together must leave part of the pool.",
+        unit="blocks",
+    )
+    cap_blocks: int | None = _setting(
+        None, Integer(1, 1 << 31), "Most blocks that the tenant holds, cached ones included.", unit="blocks"
     )
 
 
@@ -249,6 +265,10 @@ def _read_tenants(value: object) -> dict[str, TenantSettings]:
         tenant = TenantSettings(**_read_section(f"tenants.{name}", TenantSettings, table))
         if not tenant.api_keys:
             raise SettingsError(f"tenants.{name}.api_keys: must be set to {_allowed(TenantSettings, 'api_keys')}")
+        if tenant.cap_blocks is not None and tenant.cap_blocks < tenant.floor_blocks:
+            raise SettingsError(
+                f"tenants.{name}.cap_blocks: {tenant.cap_blocks} is below floor_blocks ({tenant.floor_blocks})"
+            )
         for digest in tenant.api_keys:
             if digest in owners:
                 raise SettingsError(f"tenants.{name}.api_keys: {digest} is a key of tenant {owners[digest]} too")

@@ -14,8 +14,11 @@ import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
+from prefixgate.cache.accounts import TenantShare
 from prefixgate.cache.hashing import BlockHasher
+from prefixgate.cache.null_index import NullPrefixIndex
 from prefixgate.cache.prefix_cache import PrefixCache
+from prefixgate.cache.prefix_index import PrefixIndex
 from prefixgate.config.address import Address, parse_address
 from prefixgate.config.settings import Settings, SettingsError
 from prefixgate.proto import worker_pb2_grpc
@@ -150,7 +153,7 @@ class WorkerServer:
 
     async def _serve(self, runner: ModelRunner) -> None:
         settings, spec = self._settings, runner.spec
-        cache = PrefixCache(runner.storage.num_blocks, self._hasher)
+        cache = self._make_cache(runner.storage.num_blocks)
         observations = Observations(settings.tenants or [LOCAL_TENANT])
         engine = Engine(runner, cache, self._limits, observations, poison=poisons(settings.worker, settings.cache))
         description = describe(
@@ -169,6 +172,16 @@ class WorkerServer:
         await self._health.tell(serving=True)
         self._is_ready = True
         logger.info("Serving %s with %d blocks of %d tokens", spec.name, cache.num_blocks, cache.block_size)
+
+    def _make_cache(self, num_blocks: int) -> PrefixCache:
+        """Share the pool out between the tenants. Raises SettingsError where it does not go round."""
+        tenants = self._settings.tenants
+        shares = {name: TenantShare(tenant.floor_blocks, tenant.cap_blocks) for name, tenant in tenants.items()}
+        index = NullPrefixIndex if self._settings.cache.mode == "off" else PrefixIndex
+        try:
+            return PrefixCache(num_blocks, self._hasher, shares=shares, index=index)
+        except ValueError as error:
+            raise SettingsError(f"tenants: {error}") from error
 
     def _engine_failed(self) -> None:
         """Hear from the engine's thread that it is dead."""

@@ -58,6 +58,7 @@ def test_every_setting_can_be_given_as_a_flag() -> None:
         "worker.max_waiting": "10",
         "worker.drain_seconds": "11",
         "cache.memory": "1MiB",
+        "cache.mode": "off",
         "cache.hash_key": "ab" * 16,
         "cache.hash_key_file": "",
         "cache.poison": "true",

@@ -155,3 +155,14 @@ def test_a_secret_is_shown_neither_in_a_refusal_nor_in_the_settings(write: Write
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         Settings().gateway.listen = "0.0.0.0:1"  # type: ignore[misc]
+
+
+def test_a_tenants_part_of_the_pool_is_read(write: Writer) -> None:
+    path = write(f'[tenants.acme]\napi_keys = ["{DIGEST}"]\nfloor_blocks = 10\ncap_blocks = 20\n')
+    tenant = load_settings(path, {}).tenants["acme"]
+    assert (tenant.floor_blocks, tenant.cap_blocks) == (10, 20)
+
+
+def test_a_cap_below_the_floor_is_refused_with_both(write: Writer) -> None:
+    path = write(f'[tenants.acme]\napi_keys = ["{DIGEST}"]\nfloor_blocks = 10\ncap_blocks = 9\n')
+    assert refusal(path) == "tenants.acme.cap_blocks: 9 is below floor_blocks (10)"

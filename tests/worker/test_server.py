@@ -7,7 +7,7 @@ import tempfile
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import grpc.aio
@@ -16,7 +16,7 @@ from grpc import StatusCode
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from prefixgate.cache.kv_storage import TorchKVStorage
-from prefixgate.config.settings import CacheSettings, Settings, SettingsError, WorkerSettings
+from prefixgate.config.settings import CacheSettings, Settings, SettingsError, TenantSettings, WorkerSettings
 from prefixgate.proto import worker_pb2, worker_pb2_grpc
 from prefixgate.proto.transport import CHANNEL_OPTIONS
 from prefixgate.worker import server
@@ -77,10 +77,18 @@ class Running:
             return await self.run
 
 
-def settings(listen: str, *, model: str = "witness", **worker: Any) -> Settings:
+def settings(
+    listen: str,
+    *,
+    model: str = "witness",
+    cache_mode: str = "on",
+    tenants: Mapping[str, TenantSettings] | None = None,
+    **worker: Any,
+) -> Settings:
     return Settings(
         worker=WorkerSettings(listen=listen, http=worker.pop("http", "127.0.0.1:0"), model=model, **worker),
-        cache=CacheSettings(blocks=256),
+        cache=CacheSettings(blocks=256, mode=cache_mode),
+        tenants=tenants or {},
     )
 
 
@@ -230,6 +238,32 @@ def test_a_model_that_is_refused_ends_the_worker_with_the_reason() -> None:
         async with running(model="witness:eos_evry=3") as worker:
             with pytest.raises(ModelRefusedError, match="no option 'eos_evry'"):
                 await worker.end()
+
+    asyncio.run(scenario())
+
+
+def test_floors_that_leave_nothing_of_the_pool_end_the_worker_with_the_numbers() -> None:
+    async def scenario() -> None:
+        tenants = {"a": TenantSettings(floor_blocks=200), "b": TenantSettings(floor_blocks=56)}
+        async with running(tenants=tenants) as worker:
+            with pytest.raises(SettingsError, match=r"tenants: .*floors \(256 blocks\).*pool \(256 blocks\)"):
+                await worker.end()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("cache_mode", "hit"), [("on", 39), ("off", 0)])
+def test_the_cache_can_be_turned_off_to_see_what_it_is_worth(cache_mode: str, hit: int) -> None:
+    async def scenario() -> None:
+        async with running(cache_mode=cache_mode) as worker:
+            await worker.until(SERVING)
+            gateway = await worker.gateway()
+            cached = []
+            for call in (1, 2):
+                heard = await gateway.submit(call, words(40), 1)
+                await gateway.until(heard, ends=1)
+                cached.append(heard.ends[0].usage.cached_tokens)
+            assert cached == [0, hit]
 
     asyncio.run(scenario())
 
