@@ -50,15 +50,14 @@ class PackedStep:
             blocks.extend(covering[position // block_size] for position in range(row.start, stop))
             table = torch.tensor(covering, dtype=torch.int64, device=device)
             self.rows.append(RowView(first, row.start, len(row.token_ids), table))
-            if row.needs_logits:
-                wanted.append(len(ids) - 1)
+            wanted.extend(range(len(ids) - row.num_logits, len(ids)))
         self.token_ids = torch.tensor(ids, dtype=torch.int64, device=device)
         self.positions = torch.tensor(positions, dtype=torch.int64, device=device)
         self.blocks = torch.tensor(blocks, dtype=torch.int64, device=device)
         """``[T]``: the block of each token's slot."""
         self.offsets = self.positions % block_size
         self.wanted = torch.tensor(wanted, dtype=torch.int64, device=device)
-        """``[R]``: indexes of the tokens whose logits are wanted."""
+        """``[L]``: indexes of the tokens whose logits are wanted."""
 
 
 class AttentionBackend(Protocol):

@@ -55,6 +55,13 @@ class Row:
     scope: CacheScope
     needs_logits: bool
     """Whether the last token's logits are wanted (false inside a chunked prefill)."""
+    needs_all_logits: bool = False
+    """Whether those of every one of its tokens are."""
+
+    @property
+    def num_logits(self) -> int:
+        """How many lines of logits the row gets: those of its last tokens."""
+        return len(self.token_ids) if self.needs_all_logits else int(self.needs_logits)
 
 
 class ModelRunner(Protocol):
@@ -66,6 +73,7 @@ class ModelRunner(Protocol):
     def forward(self, rows: Sequence[Row]) -> torch.Tensor:
         """Compute the rows' tokens: write their slots, read the slots of all positions before.
 
-        Returns float32 ``[R, vocabulary_size]`` on the runner's device, one line for each row that needs logits, in
-        the order of the rows. Only slots below ``start + T`` of each row are read, by selection and not by masking.
+        Returns float32 ``[L, vocabulary_size]`` on the runner's device: ``num_logits`` lines for each row, in the order
+        of the rows and their tokens. Only slots below ``start + T`` of each row are read, by selection and not by
+        masking.
         """

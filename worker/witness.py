@@ -80,10 +80,10 @@ class WitnessModel:
         self._bonus = _logit_bonus()
 
     def forward(self, rows: Sequence[Row]) -> torch.Tensor:
-        """Write the rows' slots, then read back each row that needs logits."""
+        """Write the rows' slots, then read back what each wanted token sees."""
         self._sleep(rows)
         self._write(rows)
-        states = [self._read(row) for row in rows if row.needs_logits]
+        states = [self._read(row.block_ids, length) for row in rows for length in _lengths_read(row)]
         return torch.from_numpy(self._logits(np.array(states, dtype=np.uint64)))
 
     def _sleep(self, rows: Sequence[Row]) -> None:
@@ -117,14 +117,13 @@ class WitnessModel:
             digests[later] = self._places.decode_digests(slots)
         return digests
 
-    def _read(self, row: Row) -> int:
+    def _read(self, block_ids: Sequence[int], length: int) -> int:
         """Fold all slots below the length into one word: whole blocks in one pass, then the slots of the last one."""
-        length = row.start + len(row.token_ids)
         whole, rest = divmod(length, BLOCK_SIZE)
-        blocks = self._blocks[np.array(row.block_ids[:whole], dtype=np.intp)].reshape(-1)
+        blocks = self._blocks[np.array(block_ids[:whole], dtype=np.intp)].reshape(-1)
         total = length * _GOLDEN + int(np.dot(blocks, self._weights.reshape(-1)[: blocks.size]))
         if rest:
-            slots = self._pool[row.block_ids[whole], :, :, :rest]
+            slots = self._pool[block_ids[whole], :, :, :rest]
             total += int((slots * self._weights[whole, :, :, :rest]).sum())
         return total % _MODULUS
 
@@ -163,6 +162,12 @@ class _Places:
         encoded = slots[..., _DIGEST] - self._offsets[..., _DIGEST]
         digests: Words = (encoded * self._decoders).sum(axis=(1, 2, 3))
         return digests
+
+
+def _lengths_read(row: Row) -> range:
+    """Tell up to where each token whose logits are wanted sees."""
+    stop = row.start + len(row.token_ids)
+    return range(stop - row.num_logits + 1, stop + 1)
 
 
 def _blocks_written(row: Row) -> list[int]:

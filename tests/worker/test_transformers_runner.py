@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from transformers import GPT2Config, MistralConfig, Qwen3Config
 
 from prefixgate.cache.copy_plan import Copy
+from prefixgate.worker.model_runner import Row
 from prefixgate.worker.probe import stock_logits
-from tests.worker.tiny_models import CONTEXT, SIZES, VOCABULARY, llama_config, make_model, make_runner, row
+from tests.worker.tiny_models import CONTEXT, SCOPE, SIZES, VOCABULARY, llama_config, make_model, make_runner, row
 
 PROMPT = [(7 * i + 3) % VOCABULARY for i in range(45)]
 
@@ -57,6 +58,16 @@ def test_prefill_and_decode_share_a_step(llama: Any, expected: torch.Tensor) -> 
     assert logits.dtype == torch.float32
     assert_same(logits, expected[[20, 32]])
     assert_same(runner.forward([row(PROMPT[9:12], 9, [5])])[0], expected[11])
+
+
+def test_all_logits_of_a_row_are_those_of_its_tokens(llama: Any, expected: torch.Tensor) -> None:
+    runner = make_runner(llama)
+    rows = [
+        row(PROMPT[:9], 0, [5]),
+        Row(PROMPT[:33], 0, [9, 8, 7], SCOPE, needs_logits=True, needs_all_logits=True),
+        row(PROMPT[:20], 0, [0, 1], needs_logits=False),
+    ]
+    assert_same(runner.forward(rows), expected[[8, *range(33)]])
 
 
 def test_no_logits_are_computed_where_none_are_wanted(llama: Any) -> None:

@@ -87,6 +87,18 @@ def test_rows_of_one_step_do_not_touch_each_other() -> None:
     assert torch.equal(rest[0], prefill(witness(), chunked))
 
 
+def test_all_logits_of_a_row_are_those_of_its_prefixes() -> None:
+    token_ids, model = list(range(40)), witness()
+    model.forward([Row(token_ids[:9], 0, [4, 2, 6], SCOPE, False)])
+    rows = [
+        Row(token_ids[9:], 9, [4, 2, 6], SCOPE, True, needs_all_logits=True),
+        Row([50, 51], 0, [0], SCOPE, True),
+    ]
+    logits = model.forward(rows)
+    expected = [prefill(witness(), token_ids[:length]) for length in range(10, 41)]
+    assert torch.equal(logits, torch.stack([*expected, prefill(witness(), [50, 51])]))
+
+
 def test_logits_are_one_line_for_each_row_that_wants_them() -> None:
     logits = witness().forward([Row([1, 2, 3], 0, [0], SCOPE, False)])
     assert logits.shape == (0, VOCABULARY_SIZE)
