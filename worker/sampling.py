@@ -77,7 +77,8 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
             plain.append(row)
     for rows, choose in ((greedy, _most_likely), (plain, _from_all), (limited, _from_likely)):
         if rows:
-            ids = choose(logits[rows], [draws[row] for row in rows])
+            lines = logits if len(rows) == len(draws) else logits[rows]
+            ids = choose(lines, [draws[row] for row in rows])
             for row, token_id in zip(rows, ids.tolist(), strict=True):
                 chosen[row] = int(token_id)
     return chosen
