@@ -80,6 +80,10 @@ class Accounts:
             account = self._accounts[tenant] = Account(tenant, share.floor, cap)
         return account
 
+    def find(self, tenant: str) -> Account | None:
+        """The tenant's account, where it is open. May be asked from any thread."""
+        return self._accounts.get(tenant)
+
     def forget_empty(self, account: Account) -> None:
         """Close the account of a tenant that was not configured and holds nothing."""
         if account.tenant not in self._shares and not (account.active or account.cached or account.promised):

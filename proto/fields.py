@@ -83,11 +83,11 @@ SAMPLING_UNSERVED = (
     "logprobs",
     "prompt_logprobs",
 )
-CACHE_UNSERVED = ("ttl_seconds", "retention")
+CACHE_UNSERVED = ("ttl_seconds",)
 CALL_UNSERVED = ("priority", "time_limit_ms")
 """Of GenerateRequest and Submit."""
 
-_CACHE_MODES_SERVED = (generation_pb2.CACHE_MODE_UNSPECIFIED, generation_pb2.CACHE_MODE_DEFAULT)
+_RETENTION = NumberRule("retention", 0, 100)
 _DEADLINE = NumberRule("deadline_seconds", 0, math.inf, above_low=True)
 
 
@@ -146,11 +146,10 @@ def check_sampling(sampling: generation_pb2.SamplingParams, vocabulary_size: int
 def check_cache(cache: generation_pb2.CacheControl) -> None:
     """Check all of CacheControl."""
     check_unserved(cache, CACHE_UNSERVED, "cache.")
-    if cache.mode not in _CACHE_MODES_SERVED:
-        if cache.mode not in generation_pb2.CacheMode.values():
-            raise invalid("cache.mode", f"{cache.mode} is no CacheMode")
-        name = generation_pb2.CacheMode.Name(cache.mode)
-        raise FieldError(UNIMPLEMENTED, "cache.mode", f"cache.mode: {name} is not served yet; use CACHE_MODE_DEFAULT")
+    if cache.mode not in generation_pb2.CacheMode.values():
+        raise invalid("cache.mode", f"{cache.mode} is no CacheMode")
+    if cache.HasField("retention"):
+        check_number(_RETENTION, cache.retention, "cache.")
     check_text("cache.salt", cache.salt)
 
 

@@ -17,9 +17,9 @@ from prefixgate.worker.deadlines import Deadlines
 from prefixgate.worker.executor import FAULT, Executor
 from prefixgate.worker.inbox import Cancellation, Inbox, InboxClosedError
 from prefixgate.worker.model_runner import ModelRunner
-from prefixgate.worker.observations import Observations
+from prefixgate.worker.observations import OTHER_TENANT, Observations
 from prefixgate.worker.outbox import Outbox
-from prefixgate.worker.report import EngineReport
+from prefixgate.worker.report import EngineReport, TenantBlocks
 from prefixgate.worker.request import End, RefusedError, Request, RequestState
 from prefixgate.worker.scheduler import Chunk, Limits, Scheduler
 from prefixgate.worker.sequence import FinishReason, Sequence
@@ -84,6 +84,17 @@ class Engine:
     def cancel(self, request: Request, output: int | None = None) -> None:
         """End a call, or one output of it, at the next step; of no effect on what has ended."""
         self.inbox.cancel(Cancellation(request, output))
+
+    def tenant_blocks(self) -> dict[str, TenantBlocks]:
+        """What each tenant label holds of the pool. Read from the live accounts, so it can be amid a step."""
+        accounts = self._cache.accounts
+        blocks = {tenant: TenantBlocks.of(accounts.find(tenant)) for tenant in self._observations.tenants}
+        stats = self._cache.stats()
+        blocks[OTHER_TENANT] = TenantBlocks(
+            active=max(0, stats.active_blocks - sum(tenant.active for tenant in blocks.values())),
+            cached=max(0, stats.cached_blocks - sum(tenant.cached for tenant in blocks.values())),
+        )
+        return blocks
 
     def report(self) -> EngineReport:
         """How things stood after the last step, with the calls that came since counted as waiting.
@@ -233,11 +244,13 @@ class Engine:
                 f"n: {outputs} outputs; this worker runs at most {self._limits.max_running}",
             )
         needed = self._cache.blocks_needed(prompt, new, outputs)
-        if needed > self._cache.num_blocks:
+        ceiling = self._cache.ceiling(request.scope.tenant)
+        if needed > ceiling:
             raise RefusedError(
                 StatusCode.INVALID_ARGUMENT,
                 f"max_tokens: {prompt} prompt tokens and {outputs} outputs of up to {new} tokens can need {needed} "
-                f"blocks of {self._cache.block_size} tokens; the pool has {self._cache.num_blocks}",
+                f"blocks of {self._cache.block_size} tokens; of the pool's {self._cache.num_blocks} the tenant can "
+                f"have {ceiling}",
             )
 
     def _queue_is_full(self) -> End:
@@ -271,6 +284,7 @@ class Engine:
             computed_tokens=self._computed_tokens,
             copied_blocks=cache.copies_total,
             evicted_blocks=cache.evictions_total,
+            hash_collisions=cache.collisions_total,
             integrity_violations=self._integrity_violations,
             metrics_errors=self._metrics_errors,
         )

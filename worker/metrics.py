@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from prefixgate.worker.observations import Histogram, Observations
-from prefixgate.worker.report import EngineReport
+from prefixgate.worker.report import EngineReport, TenantBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class Reading:
     report: EngineReport
     model: str
     block_size: int
+    tenants: Mapping[str, TenantBlocks]
 
 
 Value = float | Histogram
@@ -122,9 +123,24 @@ METRICS: tuple[Metric, ...] = (
         "prefixgate_worker_prompt_tokens_total",
         "counter",
         "Prompt tokens at admission by where their keys and values come from: computed, block_hit (a shared block), "
-        "partial_copy (copied out of a block that goes on differently), claimed_tail (an unfinished block taken over).",
+        "partial_copy (copied out of a block that goes on differently), claimed_tail (an unfinished block taken over), "
+        "bypassed (computed without a look into the cache, as the call asked).",
         _prompt_tokens,
         ("tenant", "source"),
+    ),
+    Metric(
+        "prefixgate_worker_misses_total",
+        "counter",
+        "Calls that missed, by why the first token that missed did: never_seen, evicted, diverged (inside a cached "
+        "block), bypassed (the call asked not to read). A call of which all but the last token is cached is no miss.",
+        lambda reading: {(reason,): count for reason, count in reading.counts.misses.items()},
+        ("reason",),
+    ),
+    Metric(
+        "prefixgate_worker_hash_collisions_total",
+        "counter",
+        "Blocks found by their hash whose content was another's: misses, where trusting the hash would be wrong.",
+        _one(lambda reading: reading.report.hash_collisions),
     ),
     Metric(
         "prefixgate_worker_generated_tokens_total",
@@ -181,6 +197,24 @@ METRICS: tuple[Metric, ...] = (
             ("cached",): reading.report.cached_blocks,
         },
         ("state",),
+    ),
+    Metric(
+        "prefixgate_worker_tenant_blocks",
+        "gauge",
+        "Blocks of each tenant by state: active (held by its live calls), cached (held by nobody, reusable by it).",
+        lambda reading: {
+            key: count
+            for tenant, blocks in reading.tenants.items()
+            for key, count in (((tenant, "active"), blocks.active), ((tenant, "cached"), blocks.cached))
+        },
+        ("tenant", "state"),
+    ),
+    Metric(
+        "prefixgate_worker_tenant_floor_blocks",
+        "gauge",
+        "Blocks that are kept for the tenant.",
+        lambda reading: {(tenant,): blocks.floor for tenant, blocks in reading.tenants.items()},
+        ("tenant",),
     ),
     Metric(
         "prefixgate_worker_running_calls",
@@ -269,7 +303,7 @@ METRICS: tuple[Metric, ...] = (
         "vllm:prefix_cache_queries_total",
         "counter",
         "As prefixgate_worker_queried_tokens_total, all tenants.",
-        _vllm(lambda reading: sum(reading.counts.prompt_tokens.values())),
+        _vllm(lambda reading: sum(map(reading.counts.queried_tokens, reading.counts.labels()))),
         _VLLM,
     ),
     Metric(

@@ -10,12 +10,16 @@ from collections.abc import Iterable, Sequence
 
 from grpc import StatusCode
 
+from prefixgate.cache.admission import CacheMode
+from prefixgate.cache.matching import MissReason
 from prefixgate.worker.request import End, Request
 
 OTHER_TENANT = "other"
 """The label of every tenant that the settings do not name."""
 
-SOURCES = ("computed", "block_hit", "partial_copy", "claimed_tail")
+BYPASSED = "bypassed"
+SOURCES = ("computed", "block_hit", "partial_copy", "claimed_tail", BYPASSED)
+MISSES = tuple(reason.value for reason in MissReason if reason is not MissReason.NONE)
 OUTPUT_ENDS = ("stop", "length", "abort", "error")
 CALL_ENDS = tuple(
     code.name.lower()
@@ -79,6 +83,8 @@ class Observations:
             {(label, source): 0 for label in labels for source in SOURCES}
         )
         """By tenant and source, at admission."""
+        self.misses: Counter[str] = Counter(dict.fromkeys(MISSES, 0))
+        """Calls by why the first of their tokens that were not cached was not."""
         self.generated_tokens: Counter[str] = Counter(dict.fromkeys(labels, 0))
         self.prefilled_tokens = 0
         """Tokens of prompts that were worked through to their first output token."""
@@ -97,10 +103,13 @@ class Observations:
     def call_admitted(self, request: Request) -> None:
         """A call's prompt was looked up and its blocks are held."""
         usage, tenant = request.usage, self._label(request.scope.tenant)
-        self.prompt_tokens[tenant, "computed"] += usage.prompt_tokens - usage.cached_tokens
+        computed = BYPASSED if request.cache_mode is CacheMode.BYPASS else "computed"
+        self.prompt_tokens[tenant, computed] += usage.prompt_tokens - usage.cached_tokens
         self.prompt_tokens[tenant, "block_hit"] += usage.block_hit_tokens
         self.prompt_tokens[tenant, "partial_copy"] += usage.partial_copy_tokens
         self.prompt_tokens[tenant, "claimed_tail"] += usage.claimed_tail_tokens
+        if request.miss_reason is not MissReason.NONE:
+            self.misses[request.miss_reason.value] += 1
         self.queue_seconds.observe(usage.queue_seconds)
 
     def first_token(self, request: Request) -> None:
@@ -124,7 +133,7 @@ class Observations:
 
     def queried_tokens(self, tenant: str) -> int:
         """Prompt tokens of a label's calls that were looked up."""
-        return sum(self.prompt_tokens[tenant, source] for source in SOURCES)
+        return sum(self.prompt_tokens[tenant, source] for source in SOURCES if source != BYPASSED)
 
     def hit_tokens(self, tenant: str) -> int:
         """Of these, tokens that came from the cache."""

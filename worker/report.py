@@ -2,6 +2,21 @@
 
 from typing import NamedTuple
 
+from prefixgate.cache.accounts import Account
+
+
+class TenantBlocks(NamedTuple):
+    """What a tenant holds of the pool."""
+
+    active: int = 0
+    cached: int = 0
+    floor: int = 0
+
+    @classmethod
+    def of(cls, account: Account | None) -> "TenantBlocks":
+        """Read an account; one that is not open holds nothing."""
+        return cls() if account is None else cls(account.active, account.cached, account.floor)
+
 
 class EngineReport(NamedTuple):
     """The state after a step. Totals count from the engine's start."""
@@ -23,6 +38,7 @@ class EngineReport(NamedTuple):
     """Tokens that the model computed, prompts and outputs together."""
     copied_blocks: int
     evicted_blocks: int
+    hash_collisions: int
     integrity_violations: int
     metrics_errors: int
     """Observations that raised and were dropped."""

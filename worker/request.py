@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from grpc import StatusCode
 
+from prefixgate.cache.admission import CacheMode
 from prefixgate.cache.hashing import CacheScope
+from prefixgate.cache.matching import MissReason
 from prefixgate.worker.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -114,3 +116,8 @@ class Request:
     def prompt_computed(self) -> bool:
         """Whether all of the prompt's slots are written."""
         return self.first_token_at is not None
+    cache_mode: CacheMode = CacheMode.DEFAULT
+    retention: int | None = None
+    """Retention priority for the blocks that the call leaves; None leaves them as they are."""
+    miss_reason: MissReason = MissReason.NONE
+    """Why the first of the tokens that were not cached was not; set at admission."""

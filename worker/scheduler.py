@@ -125,7 +125,12 @@ class Scheduler:
     def _admit_one(self, request: Request, outputs: int) -> bool:
         """Move the first waiting call to the running ones, with all of its blocks or not at all."""
         admission = self._cache.admit(
-            request.scope, request.carrier.token_ids, outputs=outputs, max_new_tokens=request.sampling.max_tokens
+            request.scope,
+            request.carrier.token_ids,
+            outputs=outputs,
+            max_new_tokens=request.sampling.max_tokens,
+            mode=request.cache_mode,
+            retention=request.retention,
         )
         if admission is None:
             if not self.running:
@@ -133,6 +138,7 @@ class Scheduler:
             return False
         request.carrier.table = admission.table
         request.carrier.num_computed = admission.cached_tokens
+        request.miss_reason = admission.miss_reason
         usage = request.usage
         usage.block_hit_tokens = admission.block_hit_tokens
         usage.partial_copy_tokens = admission.partial_copy_tokens

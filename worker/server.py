@@ -159,7 +159,7 @@ class WorkerServer:
         description = describe(
             spec,
             block_size=cache.block_size,
-            num_blocks=cache.num_blocks,
+            max_call_blocks=max(map(cache.ceiling, observations.tenants)),
             hash_key_fingerprint=self._hasher.fingerprint,
             incarnation=secrets.token_hex(16),
         )
@@ -167,7 +167,9 @@ class WorkerServer:
         self._engine.start()
         self._service.serve(ServedModel(spec, description, engine, observations, self._limits.max_running))
         self._registry.register(
-            WorkerCollector(lambda: Reading(observations, engine.report(), spec.name, cache.block_size))
+            WorkerCollector(
+                lambda: Reading(observations, engine.report(), spec.name, cache.block_size, engine.tenant_blocks())
+            )
         )
         await self._health.tell(serving=True)
         self._is_ready = True

@@ -4,6 +4,7 @@ import secrets
 
 from grpc import StatusCode
 
+from prefixgate.cache.admission import CacheMode
 from prefixgate.cache.hashing import CacheScope
 from prefixgate.proto import generation_pb2, worker_pb2
 from prefixgate.proto.transport import PROTOCOL_VERSION, text_digest
@@ -18,9 +19,16 @@ _REASONS = {
     FinishReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
 }
 
+_MODES = {
+    generation_pb2.CACHE_MODE_UNSPECIFIED: CacheMode.DEFAULT,
+    generation_pb2.CACHE_MODE_DEFAULT: CacheMode.DEFAULT,
+    generation_pb2.CACHE_MODE_READ_ONLY: CacheMode.READ_ONLY,
+    generation_pb2.CACHE_MODE_BYPASS: CacheMode.BYPASS,
+}
+
 
 def describe(
-    spec: ModelSpec, *, block_size: int, num_blocks: int, hash_key_fingerprint: bytes, incarnation: str
+    spec: ModelSpec, *, block_size: int, max_call_blocks: int, hash_key_fingerprint: bytes, incarnation: str
 ) -> worker_pb2.ModelDescription:
     """Tell a gateway all that it needs to serve the model."""
     text = spec.text
@@ -31,7 +39,7 @@ def describe(
         eos_ids=spec.eos_ids,
         context_length=spec.context_length,
         block_size=block_size,
-        max_call_tokens=num_blocks * block_size,
+        max_call_tokens=max_call_blocks * block_size,
         hash_key_fingerprint=hash_key_fingerprint,
         incarnation=incarnation,
         tokenizer=text.tokenizer,
@@ -57,6 +65,8 @@ def read_submit(submit: worker_pb2.Submit, spec: ModelSpec, sink: Sink) -> Reque
         call_id=submit.call_id,
         n=submit.n,
         deadline_seconds=submit.deadline_seconds if submit.HasField("deadline_seconds") else None,
+        cache_mode=_MODES[submit.cache.mode],
+        retention=submit.cache.retention if submit.cache.HasField("retention") else None,
     )
 
 

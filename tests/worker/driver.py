@@ -1,13 +1,15 @@
 """An engine on the witness model, driven step by step."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from grpc import StatusCode
 
+from prefixgate.cache.accounts import TenantShare
+from prefixgate.cache.admission import CacheMode
 from prefixgate.cache.hashing import BlockHasher, CacheScope
 from prefixgate.cache.kv_storage import KVStorage, TorchKVStorage
 from prefixgate.cache.prefix_cache import PrefixCache
@@ -114,11 +116,13 @@ class Driver:
         max_running: int = 16,
         max_waiting: int = 1024,
         options: WitnessOptions | None = None,
+        shares: Mapping[str, TenantShare] | None = None,
+        hasher: BlockHasher | None = None,
     ) -> None:
         storage = TorchKVStorage(num_blocks, witness_layout())
         storage.poison(range(num_blocks))
         self.runner = RecordingRunner(WitnessModel("witness", storage, options or WitnessOptions(context=2048)))
-        self.cache = PrefixCache(num_blocks, BlockHasher(bytes(16)))
+        self.cache = PrefixCache(num_blocks, hasher or BlockHasher(bytes(16)), shares=shares)
         self.observations = Observations(["acme", "bolt"])
         self.limits = Limits(max_batch_tokens, max_running, max_waiting)
         self.now = 100.0
@@ -147,6 +151,8 @@ class Driver:
         salt: str = "",
         deadline_seconds: float | None = None,
         sampling: SamplingParams | None = None,
+        cache_mode: CacheMode = CacheMode.DEFAULT,
+        retention: int | None = None,
     ) -> Call:
         request = Request(
             token_ids=token_ids,
@@ -155,6 +161,8 @@ class Driver:
             sink=self,
             n=n,
             deadline_seconds=deadline_seconds,
+            cache_mode=cache_mode,
+            retention=retention,
         )
         call = Call(request)
         self.engine.submit(request)

@@ -135,7 +135,7 @@ async def hosted(driver: Driver | None = None, *, serve: bool = True, threaded: 
     description = describe(
         driver.runner.spec,
         block_size=driver.cache.block_size,
-        num_blocks=driver.cache.num_blocks,
+        max_call_blocks=driver.cache.num_blocks,
         hash_key_fingerprint=driver.cache.hasher.fingerprint,
         incarnation=INCARNATION,
     )

@@ -5,11 +5,14 @@ import itertools
 import pytest
 from grpc import StatusCode
 
+from prefixgate.cache.accounts import TenantShare
+from prefixgate.cache.admission import CacheMode
+from prefixgate.cache.hashing import CacheScope
 from prefixgate.cache.integrity import IntegrityError
 from prefixgate.worker.request import End, RefusedError, SamplingParams
 from prefixgate.worker.sequence import FinishReason
 from prefixgate.worker.witness_options import WitnessOptions
-from tests.worker.driver import Driver, solo, words
+from tests.worker.driver import MODEL, Driver, solo, words
 
 
 def test_a_call_ends_once_with_all_its_tokens_and_its_usage() -> None:
@@ -145,7 +148,7 @@ class TestOutputs:
         driver = Driver(num_blocks=needed)
         call = driver.ask(words(20), 30, n=3)
         assert call.outputs == dict.fromkeys(range(3), solo(words(20), 30)[0])
-        with pytest.raises(RefusedError, match=f"need {needed} blocks of 16 tokens; the pool has {needed - 1}"):
+        with pytest.raises(RefusedError, match=f"can need {needed} blocks of 16 tokens; of the pool"):
             Driver(num_blocks=needed - 1).submit(words(20), 30, n=3)
 
     @pytest.mark.parametrize("steps_before", [0, 1, 2, 3, 5])
@@ -179,6 +182,52 @@ class TestOutputs:
         assert call.code is StatusCode.OK
         assert call.finished == dict.fromkeys(range(2), FinishReason.STOP)
         driver.assert_idle()
+
+
+class TestCacheControl:
+    def test_a_read_only_call_hits_and_leaves_nothing(self) -> None:
+        driver = Driver()
+        driver.ask(words(40), 2)
+        before = driver.cache.stats().cached_blocks
+        for _ in range(2):
+            call = driver.ask([*words(40), *words(30, 5)], 4, cache_mode=CacheMode.READ_ONLY)
+            assert call.usage.cached_tokens == 40
+            assert call.outputs == solo([*words(40), *words(30, 5)], 4)
+        assert driver.cache.stats().cached_blocks == before
+        driver.assert_idle()
+
+    def test_a_bypassing_call_neither_hits_nor_leaves_anything(self) -> None:
+        driver = Driver()
+        driver.ask(words(40), 2)
+        before = driver.cache.stats().cached_blocks
+        for prompt in (words(40), words(40, 5), words(40, 5)):
+            call = driver.ask(prompt, 4, cache_mode=CacheMode.BYPASS)
+            assert call.usage.cached_tokens == 0
+            assert call.outputs == solo(prompt, 4)
+        assert driver.cache.stats().cached_blocks == before
+        driver.assert_idle()
+
+    def test_blocks_of_low_retention_go_first_and_those_of_high_retention_last(self) -> None:
+        driver = Driver(num_blocks=12)
+        driver.ask(words(48, 1), 1, retention=90)
+        driver.ask(words(48, 2), 1)
+        driver.ask(words(48, 3), 1, retention=10)
+        driver.ask(words(60, 4), 1)
+        driver.ask(words(60, 5), 1)
+        hits = [driver.cache.match(CacheScope("acme", MODEL), words(48, seed)).cached_tokens for seed in (1, 2, 3)]
+        assert hits == [47, 16, 0]
+
+    def test_a_call_beyond_what_the_tenants_share_can_ever_be_is_refused_with_the_numbers(self) -> None:
+        shares = {"acme": TenantShare(floor=4, cap=6), "bolt": TenantShare(floor=8)}
+        driver = Driver(num_blocks=20, shares=shares)
+        for tenant, ceiling in (("acme", 6), ("bolt", 16), ("other", 8)):
+            tokens = ceiling * 16
+            assert driver.ask(words(tokens - 3), 4, tenant=tenant).code is StatusCode.OK
+            with pytest.raises(RefusedError) as refused:
+                driver.submit(words(tokens - 3), 5, tenant=tenant)
+            assert refused.value.end.code is StatusCode.INVALID_ARGUMENT
+            assert f"can need {ceiling + 1} blocks of 16 tokens" in refused.value.end.message
+            assert f"of the pool's 20 the tenant can have {ceiling}" in refused.value.end.message
 
 
 class TestEnds:

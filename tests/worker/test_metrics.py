@@ -1,12 +1,16 @@
 """The metrics: what they say equals what happened, each once, whatever goes wrong."""
 
 import re
+from collections.abc import Iterable
 
 import pytest
 from grpc import StatusCode
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import choose_encoder
 
+from prefixgate.cache.accounts import TenantShare
+from prefixgate.cache.admission import CacheMode
+from prefixgate.cache.hashing import BlockHash, BlockHasher
 from prefixgate.worker.metrics import METRICS, Reading, WorkerCollector
 from prefixgate.worker.observations import CALL_ENDS
 from prefixgate.worker.request import End, RefusedError
@@ -21,7 +25,11 @@ class Page:
     def __init__(self, driver: Driver) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(
-            WorkerCollector(lambda: Reading(driver.observations, driver.engine.report(), "witness", 16))
+            WorkerCollector(
+                lambda: Reading(
+                    driver.observations, driver.engine.report(), "witness", 16, driver.engine.tenant_blocks()
+                )
+            )
         )
 
     def __call__(self, name: str, **labels: str) -> float:
@@ -76,6 +84,69 @@ def test_queries_and_hits_are_counted_at_admission_by_tenant_and_source() -> Non
     assert page("vllm:prefix_cache_hits_total") == 39
     assert page("generated_tokens_total", tenant="acme") == 11
     assert page("vllm:generation_tokens_total") == 13
+
+
+def test_misses_are_counted_by_reason_and_what_was_not_looked_up_is_no_query() -> None:
+    driver = Driver(num_blocks=8)
+    page = Page(driver)
+
+    def misses() -> dict[str, float]:
+        return {
+            reason: page("misses_total", reason=reason) for reason in ("never_seen", "evicted", "diverged", "bypassed")
+        }
+
+    driver.ask(words(40), 1)
+    assert misses() == {"never_seen": 1, "evicted": 0, "diverged": 0, "bypassed": 0}
+    driver.ask(words(40), 1)
+    assert sum(misses().values()) == 1, "only the last token was computed"
+    driver.ask([*words(36), *words(9, 5)], 1)
+    assert misses()["diverged"] == 1
+    driver.ask(words(40), 1, cache_mode=CacheMode.BYPASS)
+    assert misses()["bypassed"] == 1
+    assert page("queried_tokens_total", tenant="acme") == 40 + 40 + 45
+    assert page("prompt_tokens_total", tenant="acme", source="bypassed") == 40
+    driver.ask(words(120, 7), 1)
+    driver.ask(words(40), 1)
+    assert misses() == {"never_seen": 2, "evicted": 1, "diverged": 1, "bypassed": 1}
+    assert page("hash_collisions_total") == 0
+
+
+def test_a_hash_that_other_content_has_is_counted_as_collision_and_miss() -> None:
+    class Colliding(BlockHasher):
+        """Hashes that tell nothing but the depth."""
+
+        def hash_block(self, parent: BlockHash, scope_digest: bytes, packed_ids: bytes) -> BlockHash:
+            return BlockHash(bytes(15) + bytes([parent[-1] + 1]))
+
+        def hash_blocks(self, parent: BlockHash, scope_digest: bytes, blocks: Iterable[bytes]) -> list[BlockHash]:
+            return [parent := self.hash_block(parent, scope_digest, block) for block in blocks]
+
+    driver = Driver(hasher=Colliding(bytes(16)))
+    page = Page(driver)
+    driver.ask(words(40), 1)
+    assert driver.ask(words(40, 3), 1).outputs == solo(words(40, 3), 1)
+    assert page("hash_collisions_total") > 0
+    assert page("hit_tokens_total", tenant="acme") == 0
+
+
+def test_each_tenants_blocks_are_shown_and_add_up_to_the_pools() -> None:
+    driver = Driver(shares={"acme": TenantShare(floor=5)})
+    page = Page(driver)
+    driver.ask(words(33), 1)
+    driver.submit(words(20), 50, tenant="bolt")
+    driver.ask(words(60), 1, tenant="stranger")
+    driver.submit(words(90), 50, tenant="stranger")
+    driver.step()
+    shown = {
+        (tenant, state): page("tenant_blocks", tenant=tenant, state=state)
+        for tenant in ("acme", "bolt", "other")
+        for state in ("active", "cached")
+    }
+    assert shown["acme", "cached"] == 3
+    assert shown["acme", "active"] == 0
+    for state in ("active", "cached"):
+        assert sum(shown[tenant, state] for tenant in ("acme", "bolt", "other")) == page("pool_blocks", state=state)
+    assert [page("tenant_floor_blocks", tenant=tenant) for tenant in ("acme", "bolt", "other")] == [5, 0, 0]
 
 
 def test_prompts_that_are_all_new_give_no_hits_however_many_are_evicted() -> None:

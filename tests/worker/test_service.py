@@ -205,6 +205,23 @@ def test_a_long_prompt_passes_and_is_answered_in_our_own_words() -> None:
     on_host(scenario)
 
 
+def test_the_calls_wishes_to_the_cache_are_followed() -> None:
+    async def scenario(host: Host) -> None:
+        gateway = await host.gateway()
+        for call_id, mode, cached in (
+            (1, generation_pb2.CACHE_MODE_READ_ONLY, 0),
+            (2, generation_pb2.CACHE_MODE_DEFAULT, 0),
+            (3, generation_pb2.CACHE_MODE_BYPASS, 0),
+            (4, generation_pb2.CACHE_MODE_READ_ONLY, 39),
+        ):
+            cache = generation_pb2.CacheControl(mode=mode, retention=70)
+            heard = await gateway.submit(call_id, words(40), cache=cache)
+            await gateway.until(heard, ends=1)
+            assert (heard.codes, heard.ends[0].usage.cached_tokens) == ([OK], cached)
+
+    on_host(scenario)
+
+
 def test_usage_comes_with_the_end() -> None:
     async def scenario(host: Host) -> None:
         gateway = await host.gateway()

@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 
+import pytest
+
+from prefixgate.cache.admission import CacheMode
 from prefixgate.proto import generation_pb2, worker_pb2
 from prefixgate.worker.outbox import News
 from prefixgate.worker.wire import read_submit
@@ -31,6 +34,7 @@ def test_absent_fields_take_their_defaults() -> None:
     assert (sampling.max_tokens, sampling.temperature, sampling.top_k, sampling.top_p) == (7, 0.0, None, 1.0)
     assert (sampling.stop_ids, sampling.ignore_eos) == (frozenset(), False)
     assert (request.call_id, request.n, request.deadline_seconds) == (5, 2, None)
+    assert (request.cache_mode, request.retention) == (CacheMode.DEFAULT, None)
 
 
 def test_present_fields_are_taken_as_they_are_zero_included() -> None:
@@ -42,6 +46,16 @@ def test_present_fields_are_taken_as_they_are_zero_included() -> None:
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed) == (0.5, 3, 0.25, 0)
     assert sampling.stop_ids == {4, 9}
     assert request.deadline_seconds == 1.5
+
+
+@pytest.mark.parametrize("mode", generation_pb2.CacheMode.values())
+def test_every_cache_mode_of_the_protocol_is_one_of_the_cache(mode: generation_pb2.CacheMode) -> None:
+    message = submit()
+    message.cache.mode, message.cache.retention = mode, 0
+    request = read_submit(message, SPEC, Silence())
+    name = generation_pb2.CacheMode.Name(mode).removeprefix("CACHE_MODE_").lower()
+    assert request.cache_mode.value == name.replace("unspecified", "default")
+    assert request.retention == 0
 
 
 def test_calls_without_a_seed_each_get_one_of_their_own() -> None:
