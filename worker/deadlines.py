@@ -1,4 +1,4 @@
-"""When calls run out of time."""
+"""When something is due for calls: the end of their time, one way or another."""
 
 import heapq
 import itertools
@@ -10,18 +10,18 @@ _SPARE = 64
 
 
 class Deadlines:
-    """The live calls that have a deadline, soonest first."""
+    """The live calls that something is due for, soonest first."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Request]] = []
         self._order = itertools.count()
         self._prune_at = _SPARE
 
-    def add(self, request: Request) -> None:
-        """Watch a received call, if it has a deadline."""
-        if request.deadline_seconds is None:
+    def add(self, request: Request, seconds: float | None) -> None:
+        """Watch a received call for so long from its receipt; None is for ever."""
+        if seconds is None:
             return
-        heapq.heappush(self._heap, (request.received_at + request.deadline_seconds, next(self._order), request))
+        heapq.heappush(self._heap, (request.received_at + seconds, next(self._order), request))
         if len(self._heap) > self._prune_at:
             # Ended calls would otherwise stay in memory until a deadline that can be hours away.
             self._heap = [entry for entry in self._heap if entry[2].state is not RequestState.ENDED]

@@ -16,6 +16,7 @@ from prefixgate.cache.prefix_cache import PrefixCache
 from prefixgate.worker.deadlines import Deadlines
 from prefixgate.worker.executor import FAULT, Executor
 from prefixgate.worker.inbox import Cancellation, Inbox, InboxClosedError
+from prefixgate.worker.logprobs import TokenLogprob
 from prefixgate.worker.model_runner import ModelRunner
 from prefixgate.worker.observations import OTHER_TENANT, Observations
 from prefixgate.worker.outbox import Outbox
@@ -51,6 +52,7 @@ class Engine:
         self._scheduler = Scheduler(cache, limits)
         self._executor = Executor(runner, cache, poison=poison)
         self._deadlines = Deadlines()
+        self._time_limits = Deadlines()
         self._outbox = Outbox()
         self._steps = 0
         self._computed_tokens = 0
@@ -142,7 +144,8 @@ class Engine:
         commands = self.inbox.take()
         for request in commands.submits:
             self._scheduler.add(request)
-            self._deadlines.add(request)
+            self._deadlines.add(request, request.deadline_seconds)
+            self._time_limits.add(request, request.time_limit_seconds)
             self._observe(self._observations.call_received)
         for request, output in commands.cancels:
             if request.state is RequestState.ENDED:
@@ -153,7 +156,14 @@ class Engine:
                 self._finish(request, request.sequences[output], FinishReason.STOP)
 
     def _end_overdue(self) -> None:
-        for request in self._deadlines.take_overdue(self._clock()):
+        now = self._clock()
+        # First, as one step can bring both: an answer that is there is worth more than a failure.
+        for request in self._time_limits.take_overdue(now):
+            if request.state is not RequestState.ENDED:
+                # Also while it waits: its outputs are empty then.
+                for output in request.unfinished:
+                    self._finish(request, output, FinishReason.TIME_LIMIT)
+        for request in self._deadlines.take_overdue(now):
             self._end(request, End(StatusCode.DEADLINE_EXCEEDED, "the call's time ran out"))
 
     def _schedule(self) -> list[Chunk]:
@@ -173,18 +183,25 @@ class Engine:
         result = self._executor.run(chunks)
         self._computed_tokens += result.computed_tokens
         now = self._clock()
-        for request, output, token_id in result.sampled:
-            if request not in result.failed:
-                self._append(request, output, token_id, now)
+        for request, logprobs in result.prompt_logprobs:
+            self._outbox.of(request).prompt_logprobs += logprobs
+        for sampled in result.sampled:
+            if sampled.request not in result.failed:
+                self._append(*sampled, now)
         for request, end in result.failed.items():
             self._end(request, end)
 
-    def _append(self, request: Request, output: Sequence, token_id: int, now: float) -> None:
+    def _append(
+        self, request: Request, output: Sequence, token_id: int, logprob: TokenLogprob | None, now: float
+    ) -> None:
         """Take a sampled token over into its output. Its slot is written when it is computed, in the next step."""
         output.token_ids.append(token_id)
         output.num_output += 1
         request.usage.completion_tokens += 1
-        self._outbox.of(request).token_ids.setdefault(output.index, []).append(token_id)
+        news = self._outbox.of(request)
+        news.token_ids.setdefault(output.index, []).append(token_id)
+        if logprob is not None:
+            news.logprobs.setdefault(output.index, []).append(logprob)
         if request.first_token_at is None:
             request.first_token_at = now
             request.usage.first_token_seconds = now - request.received_at

@@ -5,6 +5,7 @@ call; its blocks are released by the engine when the step is over, since letting
 them out while this step still writes them.
 """
 
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,9 +16,12 @@ from grpc import StatusCode
 
 from prefixgate.cache.copy_plan import CopyPlan
 from prefixgate.cache.prefix_cache import PrefixCache
+from prefixgate.worker.logprobs import TokenLogprob
 from prefixgate.worker.model_runner import ModelRunner, Row
+from prefixgate.worker.prompt_logprobs import take_prompt_logprobs, wants_all_logits
 from prefixgate.worker.request import End, Request
-from prefixgate.worker.sampling import Draw, finite_rows, sample, uniform
+from prefixgate.worker.sampler import Choice, Sampler
+from prefixgate.worker.sampling import finite_rows
 from prefixgate.worker.scheduler import Chunk
 from prefixgate.worker.sequence import Sequence as Output
 
@@ -42,6 +46,8 @@ class Sampled(NamedTuple):
     request: Request
     output: Output
     token_id: int
+    logprob: TokenLogprob | None
+    """Where the call asked for it."""
 
 
 @dataclass(slots=True)
@@ -49,17 +55,28 @@ class StepResult:
     """What came of a step."""
 
     sampled: list[Sampled] = field(default_factory=list)
+    prompt_logprobs: list[tuple[Request, list[TokenLogprob]]] = field(default_factory=list)
+    """Those of the next tokens of prompts, at most one list for each call."""
     failed: dict[Request, End] = field(default_factory=dict)
     """Calls that must end, and how."""
     computed_tokens: int = 0
 
 
+class _Lines(NamedTuple):
+    """One chunk's lines ``[start, stop)`` of the logits ``[L, V]`` that it was computed with."""
+
+    logits: torch.Tensor
+    start: int
+    stop: int
+    finite: bool
+
+
 class _Turn(NamedTuple):
-    """An output whose next token is to be chosen, and the logits to choose it from."""
+    """An output whose next token is to be chosen from the last of these lines."""
 
     request: Request
     output: Output
-    logits: torch.Tensor
+    lines: _Lines
 
 
 class _OfRequest(Protocol):
@@ -78,6 +95,7 @@ class Executor:
         self._runner = runner
         self._cache = cache
         self._poison = poison
+        self._sampler = Sampler(frozenset(runner.spec.eos_ids))
         self._failed_steps = 0
 
     def run(self, chunks: Sequence[Chunk]) -> StepResult:
@@ -89,8 +107,8 @@ class Executor:
         self._watch(tried=bool(ready), computed=bool(computed))
         result.computed_tokens = sum(chunk.num_tokens for chunk, _ in computed)
         turns = self._commit(computed, result)
-        for turn, token_id in self._isolated(turns, self._sample, result):
-            result.sampled.append(Sampled(turn.request, turn.output, token_id))
+        for turn, choice in self._isolated(turns, self._sample, result):
+            result.sampled.append(Sampled(turn.request, turn.output, *choice))
         return result
 
     def _make_writable(self, chunks: Sequence[Chunk], result: StepResult) -> list[Chunk]:
@@ -119,8 +137,15 @@ class Executor:
         if plan.copies:
             self._runner.storage.copy_blocks(plan.copies)
 
-    def _forward(self, chunks: Sequence[Chunk]) -> Sequence[torch.Tensor]:
-        return list(self._runner.forward([_row(chunk) for chunk in chunks]))
+    def _forward(self, chunks: Sequence[Chunk]) -> Sequence[_Lines]:
+        rows = [_row(chunk) for chunk in chunks]
+        logits = self._runner.forward(rows)
+        finite = finite_rows(logits)
+        stops = itertools.accumulate(row.num_logits for row in rows)
+        spans = [(stop - row.num_logits, stop) for row, stop in zip(rows, stops, strict=True)]
+        if spans[-1][1] != len(logits):
+            raise RuntimeError(f"the model gave {len(logits)} lines of logits for {spans[-1][1]} tokens")
+        return [_Lines(logits, start, stop, all(finite[start:stop])) for start, stop in spans]
 
     def _watch(self, *, tried: bool, computed: bool) -> None:
         if computed:
@@ -130,23 +155,27 @@ class Executor:
             if self._failed_steps == MAX_FAILED_STEPS:
                 raise ExecutorFailedError(f"nothing could be computed in {MAX_FAILED_STEPS} steps in a row")
 
-    def _commit(self, computed: Sequence[tuple[Chunk, torch.Tensor]], result: StepResult) -> list[_Turn]:
+    def _commit(self, computed: Sequence[tuple[Chunk, _Lines]], result: StepResult) -> list[_Turn]:
         """Count and publish what was computed, and tell whose next token can be chosen.
 
         Logits that are not finite say that some slot below them is not either, so what they were computed from is not
         published. That is why every chunk of a prompt is asked for logits, and not its last one alone.
         """
         turns: list[_Turn] = []
-        finite = finite_rows(torch.stack([logits for _, logits in computed])) if computed else []
-        for (chunk, logits), is_finite in zip(computed, finite, strict=True):
-            if not is_finite:
-                result.failed.setdefault(chunk.request, NON_FINITE)
-            if chunk.request in result.failed:
+        for chunk, lines in computed:
+            request = chunk.request
+            if not lines.finite:
+                result.failed.setdefault(request, NON_FINITE)
+            if request in result.failed:
                 continue
             try:
-                turns += [_Turn(chunk.request, output, logits) for output in self._advance(chunk)]
+                start = chunk.sequence.num_computed
+                if wants_all_logits(request, start + chunk.num_tokens):
+                    logits = lines.logits[lines.start : lines.stop]
+                    result.prompt_logprobs.append((request, take_prompt_logprobs(request, start, logits)))
+                turns += [_Turn(request, output, lines) for output in self._advance(chunk)]
             except Exception as error:
-                self._fail(chunk.request, error, result)
+                self._fail(request, error, result)
         return turns
 
     def _advance(self, chunk: Chunk) -> Sequence[Output]:
@@ -173,10 +202,8 @@ class Executor:
             carrier.table = None
         return heir, *others
 
-    def _sample(self, turns: Sequence[_Turn]) -> Sequence[int]:
-        if not turns:
-            return []
-        return sample(torch.stack([turn.logits for turn in turns]), [_draw(turn) for turn in turns])
+    def _sample(self, turns: Sequence[_Turn]) -> Sequence[Choice]:
+        return self._sampler.choose(_last_lines(turns), [(turn.request.sampling, turn.output) for turn in turns])
 
     def _isolated(
         self, items: Sequence[Item], compute: Callable[[Sequence[Item]], Sequence[Outcome]], result: StepResult
@@ -210,12 +237,13 @@ def _row(chunk: Chunk) -> Row:
         block_ids=sequence.table.block_ids,
         scope=chunk.request.scope,
         needs_logits=True,
+        needs_all_logits=wants_all_logits(chunk.request, start + chunk.num_tokens),
     )
 
 
-def _draw(turn: _Turn) -> Draw:
-    sampling = turn.request.sampling
-    draw = Draw(sampling.temperature, sampling.top_k, sampling.top_p)
-    if draw.greedy:
-        return draw
-    return draw._replace(uniform=uniform(sampling.seed, turn.output.index, turn.output.num_output))
+def _last_lines(turns: Sequence[_Turn]) -> torch.Tensor:
+    """Gather the logits ``[R, V]`` to choose from; not copied where they are all that the model gave."""
+    logits, wanted = turns[0].lines.logits, [turn.lines.stop - 1 for turn in turns]
+    if any(turn.lines.logits is not logits for turn in turns):
+        return torch.stack([turn.lines.logits[line] for turn, line in zip(turns, wanted, strict=True)])
+    return logits if wanted == list(range(len(logits))) else logits[wanted]

@@ -171,7 +171,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "prefixgate_worker_outputs_ended_total",
         "counter",
-        "Outputs of calls ended: stop, length, abort (cancelled, out of time, or cut off), error.",
+        "Outputs of calls ended: stop, length, time_limit, abort (cancelled, past its deadline, or cut off), error.",
         lambda reading: {(reason,): count for reason, count in reading.counts.outputs_ended.items()},
         ("reason",),
     ),

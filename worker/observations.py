@@ -20,7 +20,7 @@ OTHER_TENANT = "other"
 BYPASSED = "bypassed"
 SOURCES = ("computed", "block_hit", "partial_copy", "claimed_tail", BYPASSED)
 MISSES = tuple(reason.value for reason in MissReason if reason is not MissReason.NONE)
-OUTPUT_ENDS = ("stop", "length", "abort", "error")
+OUTPUT_ENDS = ("stop", "length", "time_limit", "abort", "error")
 CALL_ENDS = tuple(
     code.name.lower()
     for code in (

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from prefixgate.worker.logprobs import TokenLogprob
 from prefixgate.worker.request import End, Request
 from prefixgate.worker.sequence import FinishReason
 
@@ -22,6 +23,10 @@ class News:
     """Outputs that ended, by index."""
     end: End | None = None
     """Set in a call's last news. Its blocks are free by then and its usage is final."""
+    logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    """Those of the new tokens, one for each, where the call asked for them."""
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    """Those of the prompt's next tokens, from its second one on."""
 
 
 class Sink(Protocol):

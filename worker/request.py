@@ -11,6 +11,7 @@ from prefixgate.cache.admission import CacheMode
 from prefixgate.cache.hashing import CacheScope
 from prefixgate.cache.matching import MissReason
 from prefixgate.worker.sequence import Sequence
+from prefixgate.worker.token_set import NO_TOKENS, TokenSet
 
 if TYPE_CHECKING:
     from prefixgate.worker.outbox import Sink
@@ -48,9 +49,39 @@ class SamplingParams:
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float = 1.0
+    min_p: float = 0.0
     seed: int = 0
     stop_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    min_tokens: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Ids, each once, and what is added to their logits."""
+    allowed_ids: TokenSet = NO_TOKENS
+    """Empty allows all."""
+    banned_ids: TokenSet = NO_TOKENS
+    logprobs: int | None = None
+    """How many of the likeliest tokens are told beside each sampled one; None tells nothing, not even of that."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt."""
+
+    @property
+    def edits_logits(self) -> bool:
+        """Whether anything but ``min_tokens`` changes logits before a token is chosen."""
+        return bool(
+            self.repetition_penalty != 1.0
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.logit_bias
+            or self.allowed_ids
+            or self.banned_ids
+        )
+
+    def ending_ids(self, eos_ids: frozenset[int]) -> frozenset[int]:
+        """The ids that end an output, of a model with these end-of-sequence ids."""
+        return self.stop_ids if self.ignore_eos else self.stop_ids | eos_ids
 
 
 @dataclass(slots=True)
@@ -89,11 +120,20 @@ class Request:
     call_id: int = 0
     n: int = 1
     deadline_seconds: float | None = None
-    """From receipt."""
+    """From receipt. Then the call fails."""
+    time_limit_seconds: float | None = None
+    """From receipt. Then what its outputs hold is the answer."""
+    cache_mode: CacheMode = CacheMode.DEFAULT
+    retention: int | None = None
+    """Retention priority for the blocks that the call leaves; None leaves them as they are."""
 
     state: RequestState = RequestState.WAITING
     sequences: list[Sequence] = field(init=False)
     usage: Usage = field(init=False)
+    miss_reason: MissReason = MissReason.NONE
+    """Why the first of the tokens that were not cached was not; set at admission."""
+    prompt_logprobs_told: int = 0
+    """Tokens of the prompt, from the second on, whose log-probabilities were told."""
     received_at: float = 0.0
     first_token_at: float | None = None
 
@@ -116,8 +156,3 @@ class Request:
     def prompt_computed(self) -> bool:
         """Whether all of the prompt's slots are written."""
         return self.first_token_at is not None
-    cache_mode: CacheMode = CacheMode.DEFAULT
-    retention: int | None = None
-    """Retention priority for the blocks that the call leaves; None leaves them as they are."""
-    miss_reason: MissReason = MissReason.NONE
-    """Why the first of the tokens that were not cached was not; set at admission."""

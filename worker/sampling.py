@@ -1,17 +1,23 @@
-"""The next tokens of a batch, chosen from logits.
+"""Token ids drawn from logits.
 
 Every row is chosen from its own line of logits and its own ``Draw`` alone. Randomness is a function of (seed, output,
 position) and not a generator's state, so what else runs in a step cannot move it, and a sequence that is computed
 again draws the same tokens again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 
+from prefixgate.worker.ranking import leading
+
 GREEDY_BELOW = 0.01
 """Temperatures below this are greedy: dividing logits by less can overflow, and the softmax is one-hot long before."""
+
+CANDIDATES = 1024
+"""How many of the likeliest tokens a limited row looks at first. Most need no more, and sorting a whole vocabulary
+takes ten times as long. A constant, and not what a batch's rows happen to need, as a row's company must not matter."""
 
 _MASK = (1 << 64) - 1
 _UNIFORM_BITS = 48
@@ -25,6 +31,8 @@ class Draw(NamedTuple):
     """At least 1; None or the vocabulary's size and more is no limit."""
     top_p: float = 1.0
     """In (0, 1]."""
+    min_p: float = 0.0
+    """In [0, 1]; 0 is no limit."""
     uniform: float = 0.0
     """In [0, 1): where in the distribution the token is picked."""
 
@@ -60,28 +68,36 @@ def finite_rows(logits: torch.Tensor) -> list[bool]:
 
 
 def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
-    """Choose one token id for each line of finite ``[R, V]`` logits.
+    """Choose one token id for each line of ``[R, V]`` logits.
 
     Greedy takes the lowest id among equals. Otherwise temperature comes first, then ``top_k``, then ``top_p`` over
-    what ``top_k`` left; among equal logits lower ids count as more likely.
+    what ``top_k`` left, then ``min_p``; among equal logits lower ids count as more likely. A logit may be -inf, which
+    is never chosen. Raises ValueError for a row that leaves nothing to choose.
     """
     vocabulary = logits.shape[1]
-    chosen = [0] * len(draws)
-    greedy, plain, limited = [], [], []
+    groups: dict[_Choose, list[int]] = {}
     for row, draw in enumerate(draws):
-        if draw.greedy:
-            greedy.append(row)
-        elif draw.top_p < 1.0 or (draw.top_k is not None and draw.top_k < vocabulary):
-            limited.append(row)
-        else:
-            plain.append(row)
-    for rows, choose in ((greedy, _most_likely), (plain, _from_all), (limited, _from_likely)):
-        if rows:
-            lines = logits if len(rows) == len(draws) else logits[rows]
-            ids = choose(lines, [draws[row] for row in rows])
-            for row, token_id in zip(rows, ids.tolist(), strict=True):
-                chosen[row] = int(token_id)
+        groups.setdefault(_way(draw, vocabulary), []).append(row)
+    chosen = [vocabulary] * len(draws)
+    for choose, rows in groups.items():
+        lines = logits if len(rows) == len(draws) else logits[rows]
+        for row, token_id in zip(rows, choose(lines, [draws[row] for row in rows]).tolist(), strict=True):
+            chosen[row] = token_id
+    if max(chosen, default=0) >= vocabulary:
+        raise ValueError("a row leaves no token to choose")
     return chosen
+
+
+_Choose = Callable[[torch.Tensor, Sequence[Draw]], torch.Tensor]
+
+
+def _way(draw: Draw, vocabulary: int) -> _Choose:
+    """Tell how a row is chosen: by the cheapest way that can do it, which is the same in any batch."""
+    if draw.greedy:
+        return _most_likely
+    if draw.top_k is not None and draw.top_k < vocabulary:
+        return _from_few if draw.top_k <= CANDIDATES else _from_ordered
+    return _from_likely if draw.top_p < 1.0 else _from_all
 
 
 def _most_likely(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
@@ -93,20 +109,46 @@ def _from_all(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
     return _pick(_probabilities(logits, draws), draws)
 
 
+def _from_few(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    """Pick where ``top_k`` leaves few tokens: nothing is computed of the others."""
+    return _pick_ordered(*leading(logits, CANDIDATES), draws)
+
+
+def _from_ordered(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    """Pick from the whole vocabulary in order of likelihood."""
+    return _pick_ordered(*leading(logits, logits.shape[1]), draws)
+
+
+def _pick_ordered(ordered: torch.Tensor, ids: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    """Pick from logits that are in order of likelihood, up to where ``top_k`` and ``top_p`` cut them off."""
+    size = ordered.shape[1]
+    top_k = _column([min(draw.top_k or size, size) for draw in draws], ordered.device)
+    rank = torch.arange(size, device=ordered.device)
+    probabilities = _probabilities(ordered.masked_fill(rank >= top_k, float("-inf")), draws)
+    return ids.gather(1, _pick(_cut(probabilities, draws), draws)[:, None])[:, 0]
+
+
 def _from_likely(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
-    """Pick by order of likelihood, with what the limits cut off set to zero."""
-    ordered, ids = logits.sort(dim=1, descending=True, stable=True)
-    vocabulary = logits.shape[1]
-    top_k = _column([min(draw.top_k or vocabulary, vocabulary) for draw in draws], logits.device)
-    rank = torch.arange(vocabulary, device=logits.device)
-    ordered = ordered.masked_fill(rank >= top_k, float("-inf"))
-    probabilities = _probabilities(ordered, draws)
+    """Pick where ``top_p`` alone limits: from the candidates, where they sum to as much, else from all in order."""
+    ids = leading(logits, CANDIDATES)[1]
+    probabilities = _probabilities(logits, draws).gather(1, ids)
+    picked = ids.gather(1, _pick(_cut(probabilities, draws), draws)[:, None])[:, 0]
+    if ids.shape[1] < logits.shape[1]:
+        enough = probabilities.cumsum(dim=1)[:, -1].tolist()
+        rest = [row for row, draw in enumerate(draws) if enough[row] < draw.top_p]
+        if rest:
+            picked[rest] = _from_ordered(logits[rest], [draws[row] for row in rest])
+    return picked
+
+
+def _cut(probabilities: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    """Set to zero what ``top_p`` cuts off of probabilities in falling order. The most likely token always stays."""
     before = probabilities.cumsum(dim=1) - probabilities
-    # Rounding can bring a sum of probabilities to 1 early: at 1 nothing is cut. The most likely token always stays.
-    top_p = _column([draw.top_p if draw.top_p < 1.0 else float("inf") for draw in draws], logits.device)
-    cut = (before >= top_p) & (rank > 0)
-    picked = _pick(probabilities.masked_fill(cut, 0.0), draws)
-    return ids.gather(1, picked.unsqueeze(1)).squeeze(1)
+    # Rounding can bring a sum of probabilities to 1 early: at 1 nothing is cut.
+    top_p = _column([draw.top_p if draw.top_p < 1.0 else float("inf") for draw in draws], probabilities.device)
+    cut = before >= top_p
+    cut[:, 0] = False
+    return probabilities.masked_fill(cut, 0.0)
 
 
 def _probabilities(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
@@ -117,6 +159,9 @@ def _probabilities(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
 
 def _pick(weights: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
     """Return per line the first index whose cumulated weight exceeds the draw's share of the whole."""
+    if any(draw.min_p for draw in draws):
+        least = weights.amax(dim=1, keepdim=True) * _column([draw.min_p for draw in draws], weights.device)
+        weights = weights.masked_fill(weights < least, 0.0)
     cumulated = weights.cumsum(dim=1)
     target = cumulated[:, -1:] * _column([draw.uniform for draw in draws], weights.device)
     return torch.searchsorted(cumulated, target, right=True).squeeze(1)

@@ -13,6 +13,8 @@ class FinishReason(enum.Enum):
     """An end-of-sequence id, a stop id, or a stop string that the gateway saw."""
     LENGTH = "length"
     """Its last allowed token was sampled."""
+    TIME_LIMIT = "time_limit"
+    """The call's time limit was reached; what is there is the answer."""
 
 
 @dataclass(eq=False, slots=True)

@@ -17,6 +17,7 @@ from prefixgate.worker.sequence import FinishReason
 _REASONS = {
     FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
+    FinishReason.TIME_LIMIT: generation_pb2.FINISH_REASON_TIME_LIMIT,
 }
 
 _MODES = {

@@ -31,7 +31,7 @@ def test_calls_come_due_in_the_order_of_their_deadlines() -> None:
     deadlines = Deadlines()
     late, soon, never, same = request(9.0), request(1.0, 4.0), request(None), request(5.0)
     for call in (late, soon, never, same):
-        deadlines.add(call)
+        deadlines.add(call, call.deadline_seconds)
     assert list(deadlines.take_overdue(4.99)) == []
     assert list(deadlines.take_overdue(5.0)) == [soon, same]
     assert list(deadlines.take_overdue(1e9)) == [late]
@@ -43,7 +43,7 @@ def test_ended_calls_are_forgotten_long_before_their_deadline() -> None:
     for _ in range(1000):
         call = request(86_400.0)
         watched.append(weakref.ref(call.token_ids))
-        deadlines.add(call)
+        deadlines.add(call, call.deadline_seconds)
         call.state = RequestState.ENDED
     del call
     gc.collect()

@@ -16,6 +16,7 @@ draws = st.builds(
     temperature=st.sampled_from([0.0, 1e-38, 1e-5, 0.0099, 0.01, 0.5, 1.0, 7.0, 100.0]),
     top_k=st.sampled_from([None, 1, 2, 5, VOCABULARY, VOCABULARY + 1, 2**31, 2**63 - 1]),
     top_p=st.sampled_from([1e-9, 0.1, 0.5, 0.9, 0.999999, 1.0]),
+    min_p=st.sampled_from([0.0, 0.0, 0.01, 0.5, 1.0]),
     uniform=st.floats(0, 1, exclude_max=True).map(lambda u: int(u * 2**48) / 2**48),
 )
 logit_lines = st.lists(
