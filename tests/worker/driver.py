@@ -209,7 +209,8 @@ def solo(
     options: WitnessOptions | None = None,
 ) -> dict[int, list[int]]:
     """Return the outputs of a call that runs alone on a fresh engine with nothing cached."""
-    driver = Driver(num_blocks=512, options=options)
+    longest = len(token_ids) + (sampling.max_tokens if sampling else max_tokens)
+    driver = Driver(n * (longest // 16 + 1), options=options)
     call = driver.ask(token_ids, max_tokens, tenant=tenant, salt=salt, sampling=sampling, n=n)
     assert call.usage.cached_tokens == 0
     return call.outputs

@@ -87,7 +87,6 @@ class TestRefusals:
             ("deadline_seconds", INVALID, {"deadline_seconds": 0.0}),
             ("sampling.min_p", UNIMPLEMENTED, {"sampling": {"min_p": 0.0}}),
             ("priority", UNIMPLEMENTED, {"priority": 0}),
-            ("cache.mode", UNIMPLEMENTED, {"cache": {"mode": generation_pb2.CACHE_MODE_BYPASS}}),
         ],
     )
     def test_a_bad_field_ends_its_call_by_name_and_no_other(
