@@ -85,9 +85,13 @@ class Accounts:
         return self._accounts.get(tenant)
 
     def forget_empty(self, account: Account) -> None:
-        """Close the account of a tenant that was not configured and holds nothing."""
-        if account.tenant not in self._shares and not (account.active or account.cached or account.promised):
-            self._accounts.pop(account.tenant, None)
+        """Close the account of a tenant that was not configured and holds nothing.
+
+        An account that was closed before may be given; another of the same tenant is none of its business.
+        """
+        empty = not (account.active or account.cached or account.promised)
+        if empty and account.tenant not in self._shares and self._accounts.get(account.tenant) is account:
+            del self._accounts[account.tenant]
 
     def ceiling(self, tenant: str) -> int:
         """The most blocks that one call of the tenant can ever hold."""

@@ -66,7 +66,8 @@ class Admitter:
     def admit(self, prompt: Prompt, token_ids: list[int], needed: int, mode: CacheMode) -> Admission | None:
         """Give a call the blocks of its prompt and promise it the rest of the ``needed`` ones; None changes nothing."""
         account = self._allocator.account(prompt.scope.tenant)
-        found, reason = self._match(prompt, mode)
+        found = self.match_for(prompt, mode)
+        reason = self._miss_reason(found, prompt, mode)
         if not self._has_room(account, found, needed, mode):
             # The source of a partial copy stays held while it is copied, which can be the one block too many.
             found = found._replace(partial=None)
@@ -104,14 +105,21 @@ class Admitter:
         keeps = mode is CacheMode.DEFAULT
         return partial is not None and keeps and partial.whole_tail and not self._pool.ref_counts[partial.block]
 
-    def _match(self, prompt: Prompt, mode: CacheMode) -> tuple[Match, MissReason]:
+    def match_for(self, prompt: Prompt, mode: CacheMode) -> Match:
+        """Match a prompt as its call wishes."""
+        return Match([], None, self._block_size) if mode is CacheMode.BYPASS else self.match(prompt)
+
+    def _miss_reason(self, found: Match, prompt: Prompt, mode: CacheMode) -> MissReason:
         if mode is CacheMode.BYPASS:
-            return Match([], None, self._block_size), MissReason.BYPASSED
-        found = self.match(prompt)
-        return found, miss_reason(found, prompt, self._evictor.evicted_hashes)
+            return MissReason.BYPASSED
+        return miss_reason(found, prompt, self._evictor.evicted_hashes)
 
     def _has_room(self, account: Account, found: Match, needed: int, mode: CacheMode) -> bool:
-        """Whether the tenant can be given all that is needed beyond the hits.
+        """Whether the tenant can be given all that is needed beyond the hits."""
+        return self.demand(found, needed, mode) <= self._allocator.room(account)
+
+    def demand(self, found: Match, needed: int, mode: CacheMode) -> int:
+        """Blocks that a call would add to its tenant's, which come out of its room.
 
         Hits that nobody holds are evictable now and will not be: they are counted out, for the pool and for the cap.
         """
@@ -125,7 +133,7 @@ class Admitter:
         if found.partial and not ref_counts[found.partial.block]:
             revived += 1
         held = len(found.blocks) + self.claims(found, mode)
-        return needed - held + revived <= self._allocator.room(account)
+        return needed - held + revived
 
     def _open_table(self, prompt: Prompt, account: Account, token_ids: list[int], hits: list[int]) -> BlockTable:
         self._pool.hold(hits, account)

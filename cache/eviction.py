@@ -26,7 +26,7 @@ class EvictionQueue(Protocol):
         """Take the next victim, or None where there is none."""
 
     def succeeds(self, parent: int, child: int) -> bool:
-        """Whether the evicted child's parent is the next victim, so that it need not be added and popped again."""
+        """Whether the evicted child's parent, which is evictable, is the next victim; if so it counts as popped."""
 
     def order(self) -> list[int]:
         """All blocks, next victim first. For tests and people; sorts."""
@@ -43,8 +43,14 @@ class EvictionPolicy(Protocol):
     def used(self, block: int) -> None:
         """A path that ends at this block was used just now, and with it every block above."""
 
-    def published(self, blocks: Sequence[int], hashes: Sequence[bytes]) -> None:
-        """Blocks were computed and can be hit from now on; a hash that was evicted before is a hit that was missed."""
+    def published(self, parent: int, blocks: Sequence[int], hashes: Sequence[bytes]) -> None:
+        """A path of new nodes stands below ``parent``, a root or a block; a hash that was evicted before came back."""
+
+    def tail_kept(self, parent: int, block: int) -> None:
+        """A node without a hash stands below ``parent``; it will never be a parent."""
+
+    def discarded(self, block: int) -> None:
+        """A node without children left by another way than ``pop`` and ``succeeds``."""
 
     def evicted(self, hashes: Sequence[bytes]) -> None:
         """Blocks went, leaf first."""

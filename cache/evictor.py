@@ -1,6 +1,7 @@
 """Makes cached blocks free: for whom, whose, and in which order."""
 
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 
 from prefixgate.cache.accounts import Account
 from prefixgate.cache.block_pool import BlockPool
@@ -17,8 +18,9 @@ DEFAULT_RETENTION = 50
 class Evictor:
     """The evictable blocks, in one queue for each tenant and retention priority.
 
-    Lower retention goes first; among equals the policy's rank decides, which can be compared between queues. A tenant
-    at or below its floor is passed over when another asks.
+    Between tenants the policy's rank decides, which can be compared between queues; within one tenant lower retention
+    goes first. So a tenant's retention orders its own blocks, and cannot push out another's. A tenant at or below its
+    floor is passed over when another asks.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Evictor:
     def discarded(self, block: int) -> None:
         """Forget what was noted about a block that left the index by another way than eviction."""
         self._retention.pop(block, None)
+        self.policy.discarded(block)
 
     def _set_retention(self, block: int, retention: int) -> None:
         if retention == DEFAULT_RETENTION:
@@ -84,37 +87,46 @@ class Evictor:
             choice = self._choose(owners, asker)
             if choice is None:
                 return
-            owner, queue, allowed = choice
-            count -= self._evict_path(queue, owner, min(count, allowed), events)
+            owner, queue, before = choice
+            allowed = owner.cached if owner is asker else owner.evictable
+            count -= self._evict_path(queue, owner, min(count, allowed), before, events)
 
-    def _choose(self, owners: Iterable[Account], asker: Account) -> tuple[Account, EvictionQueue, int] | None:
-        """The queue with the next victim, its tenant, and how many blocks may go at once before choosing again.
+    def _choose(self, owners: Iterable[Account], asker: Account) -> tuple[Account, EvictionQueue, float] | None:
+        """The queue with the next victim, its tenant, and the rank up to which it goes on before another tenant's.
 
-        Looks at each tenant that has evictable blocks; the tenants are few and configured. An empty queue is dropped.
+        Looks at each tenant that has evictable blocks; the tenants are few and configured.
         """
-        best: tuple[int, float, Account, EvictionQueue] | None = None
-        for owner in owners:
-            queues = self._queues.get(owner, {})
+        best: tuple[float, Account, EvictionQueue] | None = None
+        second = inf
+        for owner in tuple(owners):
             if owner.cached == 0:
                 self._queues.pop(owner, None)
                 continue
-            if owner is not asker and owner.evictable == 0:
+            queue = self._lowest_queue(owner) if owner is asker or owner.evictable else None
+            rank = queue.rank() if queue else None
+            if queue is None or rank is None:
                 continue
-            for retention in sorted(queues):
-                rank = queues[retention].rank()
-                if rank is None:
-                    del queues[retention]
-                    continue
-                if best is None or (retention, rank) < best[:2]:
-                    best = (retention, rank, owner, queues[retention])
-                break
-        if best is None:
-            return None
-        _, _, owner, queue = best
-        return owner, queue, owner.cached if owner is asker else owner.evictable
+            if best is None or rank < best[0]:
+                second = best[0] if best else inf
+                best = rank, owner, queue
+            else:
+                second = min(second, rank)
+        return (best[1], best[2], second) if best else None
 
-    def _evict_path(self, queue: EvictionQueue, owner: Account, limit: int, events: EventLog) -> int:
-        """Evict a leaf and then its ancestors for as long as they are the queue's next. Returns how many went."""
+    def _lowest_queue(self, owner: Account) -> EvictionQueue | None:
+        """The tenant's queue of lowest retention that has a victim; empty ones are dropped."""
+        queues = self._queues.get(owner, {})
+        for retention in sorted(queues):
+            if queues[retention].rank() is not None:
+                return queues[retention]
+            del queues[retention]
+        return None
+
+    def _evict_path(self, queue: EvictionQueue, owner: Account, limit: int, before: float, events: EventLog) -> int:
+        """Evict a leaf and then its ancestors for as long as they are next. Returns how many went.
+
+        Next means first in their queue, and of a rank at most ``before``: that of the next victim of other tenants.
+        """
         index, hashes = self._index, self._index.hashes
         gone: list[int] = []
         names: list[BlockHash] = []
@@ -127,12 +139,15 @@ class Evictor:
             gone.append(block)
             if parent >= index.num_blocks or not self.is_evictable(parent):
                 break
-            same_queue = not self._retention or self._queue(owner, parent) is queue
-            if len(gone) < limit and same_queue and queue.succeeds(parent, block):
+            alone = before == inf and (not self._retention or self._queue(owner, parent) is queue)
+            if alone and len(gone) < limit and queue.succeeds(parent, block):
                 block = parent
                 continue
             self._queue(owner, parent).add(parent, block)
-            break
+            rank = queue.rank()
+            if len(gone) == limit or rank is None or rank > before:
+                break
+            block = queue.pop()
         if self._retention:
             for block in gone:
                 self._retention.pop(block, None)

@@ -12,11 +12,12 @@ class InFlight:
     """
 
     def __init__(self) -> None:
-        self._leaders: dict[tuple[int, bytes], BlockTable] = {}
+        # By node, in order of arrival: where the first ends early, the next one leads.
+        self._tables: dict[tuple[int, bytes], dict[BlockTable, None]] = {}
 
     def leader(self, parent: int, content: bytes) -> BlockTable | None:
         """The table that computes the node, or None."""
-        return self._leaders.get((parent, content))
+        return next(iter(self._tables.get((parent, content), ())), None)
 
     def advance(self, table: BlockTable) -> None:
         """Register the first block of the table's prompt that is not published, in place of the one before."""
@@ -24,15 +25,17 @@ class InFlight:
         position = table.num_published
         if table.publishable and position < len(table.contents):
             parent = table.block_ids[position - 1] if position else table.root
-            frontier = (parent, table.contents[position])
-            if self._leaders.setdefault(frontier, table) is table:
-                table.frontier = frontier
+            table.frontier = (parent, table.contents[position])
+            self._tables.setdefault(table.frontier, {})[table] = None
 
     def leave(self, table: BlockTable) -> None:
         """Forget the table: it ended, or has nothing more that others could wait for."""
         if table.frontier is not None:
-            del self._leaders[table.frontier]
+            tables = self._tables[table.frontier]
+            del tables[table]
+            if not tables:
+                del self._tables[table.frontier]
             table.frontier = None
 
     def __len__(self) -> int:
-        return len(self._leaders)
+        return len(self._tables)

@@ -118,6 +118,9 @@ def _check_tables(cache: PrefixCache) -> None:
 def _check_accounts(cache: PrefixCache) -> None:
     """Each tenant's counts are those of its blocks and promises; floors and caps are kept."""
     owners = {block: table.account for table in cache.tables() for block in table.block_ids}
+    for copy in cache.planned_copies():
+        # A source whose holders are all gone is the plan's alone, and its tenant that of the copy.
+        owners.setdefault(copy.src, owners[copy.dst])
     for root in cache.index.roots():
         account = cache.accounts.of(cache.index.scope_of(root).tenant)
         owners.update(dict.fromkeys(cache.index.walk(root), account))

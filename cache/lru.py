@@ -27,8 +27,14 @@ class LRUPolicy:
         self._clock += 1
         self.used_at[block] = self._clock
 
-    def published(self, blocks: Sequence[int], hashes: Sequence[bytes]) -> None:
+    def published(self, parent: int, blocks: Sequence[int], hashes: Sequence[bytes]) -> None:
         """LRU does not care what came back."""
+
+    def tail_kept(self, parent: int, block: int) -> None:
+        """A tail is a node like any other."""
+
+    def discarded(self, block: int) -> None:
+        """Entries of what is no longer evictable are dropped when they come up."""
 
     def evicted(self, hashes: Sequence[bytes]) -> None:
         """LRU does not remember what went."""

@@ -61,22 +61,28 @@ class Pins:
         heappush(self._by_expiry, (expires_at, pin.pin_id))
         return pin
 
-    def remove(self, pin_id: int) -> Pin | None:
-        """Take a pin out; None where it is not there (any more)."""
-        pin = self._pins.pop(pin_id, None)
-        if pin is not None:
-            for block in pin.blocks:
-                if self._pinned[block] == 1:
-                    del self._pinned[block]
-                else:
-                    self._pinned[block] -= 1
+    def remove(self, pin_id: int, tenant: str) -> Pin | None:
+        """Take a tenant's pin out; None where it has none of that id (any more)."""
+        pin = self._pins.get(pin_id)
+        if pin is None or pin.account.tenant != tenant:
+            return None
+        self._forget(pin)
         return pin
 
     def expired(self, now: float) -> list[Pin]:
         """Take out all pins whose time has come."""
         found = []
         while self._by_expiry and self._by_expiry[0][0] <= now:
-            pin = self.remove(heappop(self._by_expiry)[1])
+            pin = self._pins.get(heappop(self._by_expiry)[1])
             if pin is not None:
+                self._forget(pin)
                 found.append(pin)
         return found
+
+    def _forget(self, pin: Pin) -> None:
+        del self._pins[pin.pin_id]
+        for block in pin.blocks:
+            if self._pinned[block] == 1:
+                del self._pinned[block]
+            else:
+                self._pinned[block] -= 1

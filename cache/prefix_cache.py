@@ -26,7 +26,7 @@ from prefixgate.cache.in_flight import InFlight
 from prefixgate.cache.integrity import check_integrity
 from prefixgate.cache.lru import LRUPolicy
 from prefixgate.cache.matching import Explanation, Match, explain_match, match_prompt
-from prefixgate.cache.pins import Pin, Pins
+from prefixgate.cache.pins import Pin, PinLimitError, Pins
 from prefixgate.cache.prefix_index import PrefixIndex
 from prefixgate.cache.prompt import Prompt
 from prefixgate.cache.publisher import Publisher
@@ -120,6 +120,15 @@ class PrefixCache:
         """The most blocks that one call of the tenant can ever hold: its cap, and what others' floors leave."""
         return self.accounts.ceiling(tenant)
 
+    def demand(self, prompt: Prompt, growth: int, mode: CacheMode) -> int:
+        """Blocks that admitting a prompt with so much growth would add to what its tenant's live calls have."""
+        needed = self._allocator.blocks_for(prompt.num_tokens) + growth
+        return self._admitter.demand(self._admitter.match_for(prompt, mode), needed, mode)
+
+    def room(self, tenant: str) -> int:
+        """Blocks that a tenant could take now, without touching what live calls have and what others are owed."""
+        return self._allocator.room(self.accounts.of(tenant))
+
     def stats(self) -> CacheStats:
         """Count; O(1)."""
         pool = self.pool
@@ -170,20 +179,24 @@ class PrefixCache:
         mode: CacheMode = CacheMode.DEFAULT,
         retention: int | None = None,
         prompt: Prompt | None = None,
+        growth: int | None = None,
     ) -> Admission | None:
         """Match, plan and commit in one transaction: all of a call's blocks are held or promised, or nothing changed.
 
-        The blocks of the prompt are held now, the rest is promised, so an admitted call never runs out. Returns None
-        where there is no room at present. Raises ValueError for a call that can never fit. ``prompt`` saves packing
-        and hashing where the caller did it before.
+        The blocks of the prompt are held now. Of those it may need later ``growth`` are promised; all of them where it
+        is None, and then the call never runs out. Returns None where there is no room at present. Raises ValueError
+        for a call that can never fit. ``prompt`` saves packing and hashing where the caller did it before.
         """
         needed = self.blocks_needed(len(token_ids), max_new_tokens, outputs)
         if needed > self.ceiling(scope.tenant):
             raise ValueError(f"the call needs {needed} blocks; the tenant can have {self.ceiling(scope.tenant)}")
         prompt = prompt or self.prompt(scope, token_ids)
+        if growth is not None:
+            needed = min(needed, self._allocator.blocks_for(len(token_ids)) + growth)
         admission = self._admitter.admit(prompt, token_ids, needed, mode)
         if admission is not None:
-            admission.table.retention = retention
+            # A call that keeps nothing has no say in how long others' blocks are kept.
+            admission.table.retention = retention if mode is CacheMode.DEFAULT else None
             self._tables.add(admission.table)
             self.in_flight.advance(admission.table)
         return admission
@@ -191,8 +204,11 @@ class PrefixCache:
     def fork(self, table: BlockTable, token_ids: list[int]) -> BlockTable:
         """Share all of a table's blocks with a new sequence that begins with the same tokens.
 
-        ``token_ids`` is the new sequence's own live list.
+        ``token_ids`` is the new sequence's own live list. All full blocks must be published: two tables that both had
+        one to publish would not agree on whose it is.
         """
+        if table.publishable and table.num_published < len(table.token_ids) // self.block_size:
+            raise RuntimeError(f"a table is forked with {table.num_published} of its full blocks published")
         self.pool.hold(table.block_ids, table.account)
         self.index.share_root(table.root)
         table.reservation.holders += 1
@@ -204,19 +220,22 @@ class PrefixCache:
         """Make the slots of positions ``[start, stop)`` exist and belong to this table alone.
 
         Takes the blocks that are missing, and plans a copy where the block of ``start`` is shared. Returns the number
-        of blocks copied (0 or 1: later blocks are new). Raises NoFreeBlocksError beyond what admission promised.
+        of blocks copied (0 or 1: later blocks are new). Raises NoFreeBlocksError, with nothing changed, where more is
+        needed than admission promised and the tenant has room for.
         """
-        block_ids, copied = table.block_ids, 0
+        block_ids = table.block_ids
         first = start // self.block_size
-        if first < len(block_ids) and self._is_shared(block_ids[first]):
-            source = block_ids[first]
-            (block_ids[first],) = self._allocator.take_promised(table, 1)
+        copied = int(first < len(block_ids) and self._is_shared(block_ids[first]))
+        missing = max(0, self._allocator.blocks_for(stop) - len(block_ids))
+        if not copied and not missing:
+            return 0
+        # All at once, so that nothing has changed where there are too few.
+        own = self._allocator.take_promised(table, copied + missing)
+        if copied:
             # The table's reference to the source passes to the planner.
+            source, block_ids[first] = block_ids[first], own.pop(0)
             self._planner.add(Copy(source, block_ids[first], start % self.block_size), table.account)
-            copied = 1
-        missing = self._allocator.blocks_for(stop) - len(block_ids)
-        if missing > 0:
-            block_ids += self._allocator.take_promised(table, missing)
+        block_ids += own
         return copied
 
     def publish(self, table: BlockTable, num_written: int) -> None:
@@ -250,11 +269,10 @@ class PrefixCache:
                 self._planner.forget(block)
         self.pool.release(reversed(own), table.account, published=False)
         path = table.block_ids[: table.num_published]
-        if table.retention is not None:
-            self.evictor.retain(path if tail is None else [*path, tail], table.retention)
         if tail is not None:
-            self.pool.release((tail,), table.account, published=True)
-            self.evictor.let_go(tail, table.account, queue=True)
+            path.append(tail)
+        if table.retention is not None:
+            self.evictor.retain(path, table.retention)
         self._leave_path(path, table.account, table.root)
         self._allocator.settle(table)
         self.index.drop_root(table.root)
@@ -269,24 +287,29 @@ class PrefixCache:
     def pin(self, scope: CacheScope, token_ids: Sequence[int], *, expires_at: float) -> Pin:
         """Hold the whole blocks of a prompt that are cached now, until ``unpin`` or ``expire``.
 
-        Raises PinLimitError, with the numbers, where it would pin too much. A prompt of which nothing is cached gives
-        a pin without blocks.
+        Raises PinLimitError, with the numbers, where it would pin more than the limit allows, or more than the tenant
+        may take now: cached blocks that are pinned can no longer make room for what others are owed or were promised.
+        A prompt of which nothing is cached gives a pin without blocks.
         """
         prompt = self.prompt(scope, token_ids)
         root = self.index.hold_root(scope)
         blocks, _ = self.index.match(root, prompt.hashes, prompt.contents)
         account = self.accounts.of(scope.tenant)
         try:
+            idle = sum(1 for block in blocks if not self.pool.ref_counts[block])
+            if idle > (room := self._allocator.room(account)):
+                raise PinLimitError(f"{idle} idle blocks would be pinned; the tenant can take {max(0, room)} now")
             pin = self.pins.add(account, root, blocks, expires_at)
-        except Exception:
+        except PinLimitError:
             self.index.drop_root(root)
+            self.accounts.forget_empty(account)
             raise
         self.pool.hold(blocks, account)
         return pin
 
-    def unpin(self, pin_id: int) -> bool:
-        """Release a pin. Returns whether it was there."""
-        pin = self.pins.remove(pin_id)
+    def unpin(self, tenant: str, pin_id: int) -> bool:
+        """Release a tenant's pin. Returns whether it was there; another tenant's is not."""
+        pin = self.pins.remove(pin_id, tenant)
         if pin is not None:
             self._release_pin(pin)
         return pin is not None

@@ -7,8 +7,9 @@ so a walk that begins at one scope's root cannot reach another scope's blocks, w
 Full nodes are found through ``hash -> block``. A hash only finds a candidate: parent and token ids are then compared,
 and since the parents lead to the root, so is the scope. A collision costs a miss and is counted.
 
-A *tail* is a partial node: the unfinished last block of a finished sequence. It has no hash, no children, and is found
-by looking through its parent's children, at most ``SIBLING_SCAN`` of them, newest first.
+A *tail* is a partial node: the unfinished last block of a finished sequence. It has no hash and no children. A prompt
+that leaves the tree inside a block is compared with its parent's children, at most ``SIBLING_SCAN`` of them, newest
+first; beyond those a tail is still found by its content, so that a conversation finds its own end among thousands.
 
 The tree's links are kept in lists by block id and not in node objects: a 2,048-block prompt is matched, linked and
 unlinked by list operations that cost some 50 ns each.
@@ -55,6 +56,7 @@ class PrefixIndex:
         self._next_sibling = [NONE] * num_blocks
         self._previous_sibling = [NONE] * num_blocks
         self._by_hash: dict[BlockHash, int] = {}
+        self._tails: dict[tuple[int, bytes], int] = {}
         self._roots: dict[CacheScope, int] = {}
         self._scopes: dict[int, CacheScope] = {}
         self._root_users: dict[int, int] = {}
@@ -205,10 +207,20 @@ class PrefixIndex:
                     nearest, most = child, tokens
             child = next_sibling[child]
             left -= 1
+        if child != NONE:
+            nearest, most = self._longest_tail(node, continuation, nearest, most)
         if nearest == NONE:
             return None
         whole = self.hashes[nearest] is None and most * 4 == len(contents[nearest])
         return PartialMatch(nearest, most, whole)
+
+    def _longest_tail(self, node: int, continuation: bytes, nearest: int, most: int) -> tuple[int, int]:
+        """Look beyond the scan for a longer tail that the continuation begins with: 15 questions at most."""
+        for tokens in range(len(continuation) // 4, most, -1):
+            tail = self._tails.get((node, continuation[: tokens * 4]))
+            if tail is not None:
+                return tail, tokens
+        return nearest, most
 
     # Changes
 
@@ -224,7 +236,9 @@ class PrefixIndex:
         self.parents[block] = parent
         self.contents[block] = content
         self.hashes[block] = block_hash
-        if block_hash is not None:
+        if block_hash is None:
+            self._tails[parent, content] = block
+        else:
             self._by_hash[block_hash] = block
 
     def insert_chain(
@@ -251,9 +265,11 @@ class PrefixIndex:
             raise RuntimeError(f"node {block} was to be discarded while it has children")
         self.version += 1
         block_hash = self.hashes[block]
-        if block_hash is not None and self._by_hash.get(block_hash) == block:  # not so below a detached root
-            del self._by_hash[block_hash]
         parent = self.parents[block]
+        if block_hash is None:
+            del self._tails[parent, self.contents[block]]
+        elif self._by_hash.get(block_hash) == block:  # not so below a detached root
+            del self._by_hash[block_hash]
         after, before = self._next_sibling[block], self._previous_sibling[block]
         if before == NONE:
             self.first_child[parent] = after

@@ -74,6 +74,7 @@ class Publisher:
             return None
         self._replace_tail(table, parent, content)
         self._index.insert(block, parent, content, None)
+        self._evictor.policy.tail_kept(parent, block)
         return block
 
     def _publish_next(self, table: BlockTable) -> None:
@@ -87,7 +88,8 @@ class Publisher:
         if not self._publish_one(table, block_hash, content):
             table.publishable = False
         elif table.block_ids[position] == own:
-            self._evictor.policy.published((own,), (block_hash,))
+            parent = table.block_ids[position - 1] if position else table.root
+            self._evictor.policy.published(parent, (own,), (block_hash,))
             self._events.stored(table.scope.tenant, parent_hash, (block_hash,))
 
     def _publish_one(self, table: BlockTable, block_hash: BlockHash, content: bytes) -> bool:
@@ -124,5 +126,6 @@ class Publisher:
     def _announce(self, table: BlockTable, first: int) -> None:
         if table.num_published > first:
             hashes = table.hashes[first : table.num_published]
-            self._evictor.policy.published(table.block_ids[first : table.num_published], hashes)
+            parent = table.block_ids[first - 1] if first else table.root
+            self._evictor.policy.published(parent, table.block_ids[first : table.num_published], hashes)
             self._events.stored(table.scope.tenant, table.hashes[first - 1] if first else ROOT_HASH, hashes)

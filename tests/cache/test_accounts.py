@@ -59,3 +59,12 @@ def test_accounts_of_strangers_are_closed_when_empty() -> None:
     for name in ("a", "b"):
         accounts.forget_empty(accounts.of(name))
     assert [account.tenant for account in accounts] == ["a"]
+
+
+def test_an_account_that_was_closed_and_opened_again_is_not_closed_by_its_old_holder() -> None:
+    accounts = Accounts(100, {})
+    old = accounts.of("a")
+    accounts.forget_empty(old)
+    new = accounts.of("a")
+    accounts.forget_empty(old)
+    assert accounts.of("a") is new

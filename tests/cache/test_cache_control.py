@@ -134,6 +134,12 @@ class TestLeaders:
         cache.admit(SCOPE, ids(64), max_new_tokens=1, mode=CacheMode.READ_ONLY)
         assert cache.leader(cache.prompt(SCOPE, ids(64))) is None
 
+    def test_when_the_first_of_two_is_gone_the_second_leads(self) -> None:
+        cache = make_cache(32)
+        first, second = admit(cache, ids(64)).table, admit(cache, ids(64)).table
+        cache.release(first, 0)
+        assert cache.leader(cache.prompt(SCOPE, ids(64))) is second
+
     def test_of_two_that_compute_the_same_the_first_leads_and_the_end_leaves_nothing(self) -> None:
         cache = make_cache(32)
         first, second = admit(cache, ids(64)).table, admit(cache, ids(64)).table

@@ -1,6 +1,7 @@
 """Whose blocks go: floors, caps, retention."""
 
 from prefixgate.cache.accounts import TenantShare
+from prefixgate.cache.admission import CacheMode
 from prefixgate.cache.hashing import BlockHasher, CacheScope
 from prefixgate.cache.prefix_cache import PrefixCache
 from tests.cache.sequences import KEY, OTHER, SCOPE, admit, make_cache, prefill, serve, take_plan
@@ -108,3 +109,34 @@ def test_evicted_blocks_are_forgotten_with_their_retention() -> None:
     order = cache.evictor.order(cache.accounts.of("tenant"))
     assert order[0] == cache.match(SCOPE, [*ids(2, 2), *ids(1, 7)]).blocks[-1]
     take_plan(cache)
+
+
+def test_a_path_is_left_when_another_tenants_leaf_is_older_than_its_next_block() -> None:
+    cache = make_cache(8)
+    serve(cache, ids(3, 1))  # time 1, blocks 0 to 2
+    serve(cache, ids(1, 2), scope=OTHER)  # time 2
+    serve(cache, [*ids(2, 1), 7])  # time 3: the first two blocks of the path again
+    # Two have to go: the leaf of time 1, and the other tenant's of time 2 before the rest of the path.
+    serve(cache, ids(5, 3), scope=CacheScope("third", "model@1"))
+    assert cache.match(SCOPE, ids(3, 1)).cached_tokens >= 32
+    assert held(cache, "other") == 0
+
+
+def test_one_tenants_retention_does_not_push_out_another_tenants_blocks() -> None:
+    cache = make_cache(8)
+    for number in range(20):
+        serve_retained(cache, ids(4, 100 + number), 100)
+    serve(cache, ids(2, 1), scope=OTHER)
+    serve_retained(cache, ids(4, 200), 100)
+    assert held(cache, "other") == 2
+
+
+def test_a_call_that_keeps_nothing_does_not_change_the_retention_of_what_it_reads() -> None:
+    cache = make_cache(8)
+    serve(cache, ids(2, 1))
+    serve(cache, ids(2, 2))
+    admission = cache.admit(SCOPE, [*ids(2, 1), 7], max_new_tokens=1, mode=CacheMode.READ_ONLY, retention=0)
+    assert admission is not None
+    cache.release(admission.table, 0)
+    order = cache.evictor.order(cache.accounts.of("tenant"))
+    assert order[0] == cache.match(SCOPE, [*ids(2, 2), 1]).blocks[-1]

@@ -2,10 +2,11 @@
 
 import pytest
 
-from prefixgate.cache.hashing import BlockHasher
+from prefixgate.cache.accounts import TenantShare
+from prefixgate.cache.hashing import BlockHasher, CacheScope
 from prefixgate.cache.pins import PinLimitError
 from prefixgate.cache.prefix_cache import PrefixCache
-from tests.cache.sequences import KEY, SCOPE, serve
+from tests.cache.sequences import KEY, OTHER, SCOPE, admit, serve, take_plan
 
 
 def ids(blocks: int, first: int = 0) -> list[int]:
@@ -23,8 +24,8 @@ def test_a_pinned_prefix_survives_any_flood_until_it_is_unpinned() -> None:
     for number in range(1, 20):
         serve(cache, ids(6, number))
     assert cache.match(SCOPE, [*ids(3), 1]).cached_tokens == 48
-    assert cache.unpin(pin.pin_id)
-    assert not cache.unpin(pin.pin_id)
+    assert cache.unpin(pin.account.tenant, pin.pin_id)
+    assert not cache.unpin(pin.account.tenant, pin.pin_id)
     for number in range(20, 40):
         serve(cache, ids(6, number))
     assert cache.match(SCOPE, [*ids(3), 1]).cached_tokens == 0
@@ -59,7 +60,7 @@ def test_a_block_that_two_pins_hold_counts_once_and_goes_with_the_second() -> No
     first = cache.pin(SCOPE, ids(4), expires_at=10.0)
     second = cache.pin(SCOPE, ids(2), expires_at=20.0)
     assert cache.stats().pinned_blocks == 4
-    cache.unpin(first.pin_id)
+    cache.unpin("tenant", first.pin_id)
     assert cache.stats().pinned_blocks == 2
     assert [cache.pins.count(block) for block in second.blocks] == [1, 1]
     cache.check_integrity()
@@ -72,3 +73,36 @@ def test_only_what_is_cached_is_pinned() -> None:
     assert len(cache.pin(SCOPE, ids(4), expires_at=1.0).blocks) == 2
     cache.expire(2.0)
     cache.check_integrity()
+
+
+def test_a_pin_does_not_take_what_others_were_promised() -> None:
+    cache = PrefixCache(8, BlockHasher(KEY), pin_limit=3)
+    serve(cache, ids(3))
+    promised = admit(cache, ids(1, 1), new=65, scope=OTHER)
+    admit(cache, ids(1, 2), new=17, scope=CacheScope("third", "model@1"))
+    with pytest.raises(PinLimitError, match="3 idle blocks would be pinned; the tenant can take 1 now"):
+        cache.pin(SCOPE, ids(3), expires_at=1.0)
+    cache.check_integrity()
+    promised.table.token_ids += ids(4, 3)
+    cache.writable(promised.table, 16, 80)
+    take_plan(cache)
+    cache.check_integrity()
+
+
+def test_a_pin_leaves_another_tenants_floor_and_its_own_cap_alone() -> None:
+    shares = {"other": TenantShare(floor=4), "tenant": TenantShare(cap=5)}
+    cache = PrefixCache(12, BlockHasher(KEY), shares=shares, pin_limit=4)
+    serve(cache, ids(2))
+    admit(cache, ids(1, 1), new=40)
+    with pytest.raises(PinLimitError, match="2 idle blocks would be pinned; the tenant can take 1 now"):
+        cache.pin(SCOPE, ids(2), expires_at=1.0)
+    cache.check_integrity()
+
+
+def test_another_tenant_cannot_release_a_pin() -> None:
+    cache = pinning_cache()
+    serve(cache, ids(2))
+    pin = cache.pin(SCOPE, ids(2), expires_at=1.0)
+    assert not cache.unpin("other", pin.pin_id)
+    assert cache.stats().pinned_blocks == 2
+    assert cache.unpin("tenant", pin.pin_id)

@@ -87,6 +87,15 @@ class TestReuse:
             assert serve_cached(cache, history) == (len(history) - 5 if turn else 0)
             history = [*history, *ids(5, 1000 * (turn + 1))]
 
+    def test_a_conversation_finds_its_tail_among_more_siblings_than_are_looked_at(self) -> None:
+        cache = make_cache(128)
+        conversations = [[*ids(32), 1000 + number, *ids(5, 2000)] for number in range(40)]
+        for _ in range(10):
+            for conversation in conversations:
+                serve(cache, conversation)
+        assert cache.stats().cached_blocks == 2 + 40
+        assert {admit(cache, [*conversation, 9]).claimed_tail_tokens for conversation in conversations} == {6}
+
 
 class TestWrongText:
     def test_a_miss_in_the_middle_ends_the_match(self) -> None:
@@ -269,6 +278,15 @@ class TestForks:
         assert [cache.writable(each, 32, 33) for each in (table, fork)] == [0, 0]
         assert table.block_ids[2] != fork.block_ids[2]
 
+    def test_a_table_with_full_blocks_that_are_not_published_is_not_forked(self) -> None:
+        cache = make_cache(32)
+        table = admit(cache, ids(40), new=5, outputs=2).table
+        with pytest.raises(RuntimeError, match="forked with 0 of its full blocks published"):
+            cache.fork(table, ids(40))
+        prefill(cache, table)
+        cache.fork(table, ids(40))
+        cache.check_integrity()
+
     def test_the_whole_growth_of_all_outputs_is_reserved_at_admission(self) -> None:
         cache = make_cache(9)
         # 20 prompt tokens and 31 slots of growth are 4 blocks; two outputs share the first: 4 + 3.
@@ -315,6 +333,17 @@ class TestCopies:
         cache.release(admission.table, 0)
         assert take_plan(cache).copies == []
         assert sum(cache.pool.ref_counts) == 0
+        cache.check_integrity()
+
+    def test_a_source_that_only_its_copy_still_needs_is_accounted_for(self) -> None:
+        cache = make_cache(16)
+        table = admit(cache, ids(20), new=5, outputs=2).table
+        prefill(cache, table)
+        fork = cache.fork(table, ids(20))
+        cache.writable(fork, 20, 21)
+        cache.release(table, 0)
+        cache.check_integrity()
+        take_plan(cache)
         cache.check_integrity()
 
     def test_a_chain_of_copies_is_rewritten_to_the_first_source(self) -> None:

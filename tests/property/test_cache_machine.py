@@ -20,7 +20,7 @@ from prefixgate.cache.prefix_cache import PrefixCache
 
 BLOCK = 2
 POOL = 8
-SCOPES = (CacheScope("a", "m"), CacheScope("b", "m"), CacheScope("a", "m", salt="s"))
+SCOPES = (CacheScope("a", "m"), CacheScope("b", "m"), CacheScope("a", "m", salt="s"), CacheScope("c", "m"))
 tokens = st.integers(0, 1)
 soak = os.environ.get("PREFIXGATE_SOAK") == "1"
 
@@ -193,8 +193,8 @@ class CacheMachine(RuleBasedStateMachine):
     def unpin(self, data: st.DataObject) -> None:
         pin = data.draw(st.sampled_from(self.pins))
         self.pins.remove(pin)
-        assert self.cache.unpin(pin.pin_id)
-        assert not self.cache.unpin(pin.pin_id)
+        assert self.cache.unpin(pin.account.tenant, pin.pin_id)
+        assert not self.cache.unpin(pin.account.tenant, pin.pin_id)
 
     @rule(by=st.integers(1, 3))
     def time_passes(self, by: int) -> None:
@@ -203,7 +203,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.cache.expire(self.now) == len(due)
         self.pins = [pin for pin in self.pins if pin not in due]
 
-    @rule(tenant=st.sampled_from(("a", "b")))
+    @rule(tenant=st.sampled_from(("a", "b", "c")))
     def flush(self, tenant: str) -> None:
         self.cache.flush(tenant)
         for scope in SCOPES:
