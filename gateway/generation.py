@@ -57,8 +57,8 @@ class Generator:
                 event = await worker_call.receive()
                 deltas = list(_deltas(event, outputs, worker_call))
                 progress.record(deltas)
-                if deltas:
-                    yield gateway_pb2.GenerateResponse(deltas=deltas)
+                if deltas or event.prompt_logprobs:
+                    yield gateway_pb2.GenerateResponse(deltas=deltas, prompt_logprobs=event.prompt_logprobs)
                 if event.HasField("end"):
                     progress.record_usage(event.end)
                     _check_end(event.end, outputs)
@@ -87,6 +87,9 @@ class Generator:
             if time_remaining <= 0:
                 raise CallError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed before the call began")
             submit.deadline_seconds = time_remaining
+        if request.HasField("time_limit_ms"):
+            # What encoding took is taken off. Never less than one: the worker ends the call then, and answers.
+            submit.time_limit_ms = max(1, request.time_limit_ms - int(call.age_seconds * 1e3))
         return submit
 
 
@@ -158,4 +161,8 @@ class _Progress:
             self._metrics.count(table.CACHED_TOKENS, tenant, source, amount=getattr(usage, f"{source}_tokens"))
 
 
-_REASONS = {generation_pb2.FINISH_REASON_STOP: "stop", generation_pb2.FINISH_REASON_LENGTH: "length"}
+_REASONS = {
+    generation_pb2.FINISH_REASON_STOP: "stop",
+    generation_pb2.FINISH_REASON_LENGTH: "length",
+    generation_pb2.FINISH_REASON_TIME_LIMIT: "time_limit",
+}

@@ -71,7 +71,7 @@ COMPLETION_TOKENS = Metric(
 OUTPUTS_FINISHED = Metric(
     "prefixgate_gateway_outputs_finished_total",
     "counter",
-    "Outputs that ended, by reason: stop, stop_string or length.",
+    "Outputs that ended, by reason: stop, stop_string, length or time_limit.",
     ("tenant", "reason"),
     "outputs",
 )

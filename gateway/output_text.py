@@ -42,6 +42,7 @@ class OutputText:
         texts = []
         for position, token_id in enumerate(news.token_ids):
             delta.token_ids.append(token_id)
+            delta.logprobs.extend(news.logprobs[position : position + 1])
             if position == silent:
                 break
             if text := self._scan(delta, self._detokenizer.push(token_id)):
@@ -73,6 +74,7 @@ def whole(outputs: int, deltas: Iterable[gateway_pb2.OutputDelta]) -> list[gatew
         output = answer[delta.index]
         texts[delta.index].append(delta.text)
         output.token_ids.extend(delta.token_ids)
+        output.logprobs.extend(delta.logprobs)
         if delta.finish_reason:
             output.finish_reason, output.matched_stop = delta.finish_reason, delta.matched_stop
     for output, parts in zip(answer, texts, strict=True):

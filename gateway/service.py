@@ -49,6 +49,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
             async with aclosing(self._generator.run(request, call, context.time_remaining)) as responses:
                 async for response in responses:
                     deltas += response.deltas
+                    answer.prompt_logprobs.extend(response.prompt_logprobs)
                     if response.HasField("completion"):
                         answer.completion.CopyFrom(response.completion)
             answer.outputs.extend(whole(num_outputs(request), deltas))

@@ -11,11 +11,12 @@ from prefixgate.proto.fields import (
     NumberRule,
     check_cache,
     check_ids,
-    check_max_tokens,
+    check_lengths,
     check_number,
     check_prompt_length,
     check_sampling,
     check_text,
+    check_time_limit,
     check_unserved,
     invalid,
     shown,
@@ -45,7 +46,8 @@ def check_generate(request: gateway_pb2.GenerateRequest, model: worker_pb2.Model
         check_number(NumberRule("n", 1, limits.max_outputs), request.n)
     _check_stops(request)
     check_cache(request.cache)
-    check_sampling(request.sampling, model.vocabulary_size)
+    check_sampling(request.sampling, model.vocabulary_size, model.eos_ids)
+    check_time_limit(request)
     check_input(request, limits.max_prompt_bytes)
     if request.WhichOneof("input") == "token_ids":
         check_prompt_length("token_ids", len(request.token_ids.ids), model.context_length)
@@ -98,7 +100,7 @@ def complete_sampling(
     sampling.CopyFrom(request.sampling)
     if not sampling.HasField("max_tokens"):
         sampling.max_tokens = min(limits.default_max_tokens, model.context_length - prompt_tokens)
-    check_max_tokens(sampling.max_tokens, prompt_tokens, model.context_length)
+    check_lengths(sampling, prompt_tokens, num_outputs(request), model.context_length)
     _check_cost(prompt_tokens, num_outputs(request), sampling.max_tokens, model.max_call_tokens)
     return sampling
 

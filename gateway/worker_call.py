@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from prefixgate.proto import worker_pb2
+from prefixgate.proto import generation_pb2, worker_pb2
 
 
 class WorkerCall:
@@ -22,6 +22,7 @@ class WorkerCall:
         self._ended = False
         self._news = asyncio.Event()
         self._outputs: dict[int, worker_pb2.OutputTokens] = {}
+        self._prompt_logprobs: list[generation_pb2.TokenLogprob] = []
         self._end: worker_pb2.CallEnd | None = None
 
     def deliver(self, event: worker_pb2.CallEvent) -> None:
@@ -30,10 +31,11 @@ class WorkerCall:
             return
         for output in event.outputs:
             if output.index in self._outputs:
-                # Token ids are appended, and a finish reason is taken over.
+                # Token ids and log-probabilities are appended, and a finish reason is taken over.
                 self._outputs[output.index].MergeFrom(output)
             else:
                 self._outputs[output.index] = output
+        self._prompt_logprobs += event.prompt_logprobs
         if event.HasField("end"):
             self._ended, self._end = True, event.end
         self._news.set()
@@ -42,8 +44,13 @@ class WorkerCall:
         """Wait for news and take all there are. The event with ``end`` is the last: not to be called after it."""
         await self._news.wait()
         self._news.clear()
-        event = worker_pb2.CallEvent(call_id=self.call_id, outputs=self._outputs.values(), end=self._end)
-        self._outputs = {}
+        event = worker_pb2.CallEvent(
+            call_id=self.call_id,
+            outputs=self._outputs.values(),
+            end=self._end,
+            prompt_logprobs=self._prompt_logprobs,
+        )
+        self._outputs, self._prompt_logprobs = {}, []
         return event
 
     def cancel_output(self, index: int) -> None:

@@ -6,13 +6,13 @@ takes longer than reading the message did.
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import grpc
 
-from prefixgate.proto import generation_pb2, worker_pb2
+from prefixgate.proto import gateway_pb2, generation_pb2, worker_pb2
 
 INVALID_ARGUMENT: int = grpc.StatusCode.INVALID_ARGUMENT.value[0]
 UNIMPLEMENTED: int = grpc.StatusCode.UNIMPLEMENTED.value[0]
@@ -20,6 +20,9 @@ UNIMPLEMENTED: int = grpc.StatusCode.UNIMPLEMENTED.value[0]
 MAX_NAME_BYTES = 128
 """For tenants, request ids and salts."""
 MAX_STOP_IDS = 64
+MAX_BIASES = 1024
+MAX_LOGPROBS = 1 << 18
+"""Log-probabilities of one call, so that an answer that nobody reads yet takes a few megabytes and fits a message."""
 MAX_INT64 = (1 << 63) - 1
 _SHOWN_CHARACTERS = 64
 
@@ -67,27 +70,24 @@ SAMPLING_NUMBERS = (
     NumberRule("temperature", 0, 100),
     NumberRule("top_k", 1, MAX_INT64),
     NumberRule("top_p", 0, 1, above_low=True),
+    NumberRule("min_p", 0, 1),
     NumberRule("max_tokens", 1, MAX_INT64),
+    NumberRule("min_tokens", 0, MAX_INT64),
+    NumberRule("repetition_penalty", 0.01, 10),
+    NumberRule("presence_penalty", -2, 2),
+    NumberRule("frequency_penalty", -2, 2),
+    NumberRule("logprobs", 0, 20),
+    NumberRule("prompt_logprobs", 0, 20),
 )
-"""Numbers of SamplingParams that are served. ``seed`` takes any value."""
+"""Numbers of SamplingParams; ``seed`` takes any value."""
 
-SAMPLING_UNSERVED = (
-    "min_p",
-    "min_tokens",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "allowed_ids",
-    "banned_ids",
-    "logprobs",
-    "prompt_logprobs",
-)
 CACHE_UNSERVED = ("ttl_seconds",)
-CALL_UNSERVED = ("priority", "time_limit_ms")
+CALL_UNSERVED = ("priority",)
 """Of GenerateRequest and Submit."""
 
 _RETENTION = NumberRule("retention", 0, 100)
+_BIAS = NumberRule("logit_bias", -100, 100)
+_TIME_LIMIT = NumberRule("time_limit_ms", 1, MAX_INT64)
 _DEADLINE = NumberRule("deadline_seconds", 0, math.inf, above_low=True)
 
 
@@ -132,15 +132,41 @@ def check_unserved(message: Any, names: Collection[str], path: str = "") -> None
             raise FieldError(UNIMPLEMENTED, path + name, f"{path}{name}: not served yet; leave it unset")
 
 
-def check_sampling(sampling: generation_pb2.SamplingParams, vocabulary_size: int) -> None:
-    """Check all of SamplingParams but how ``max_tokens`` stands to the context."""
-    check_unserved(sampling, SAMPLING_UNSERVED, "sampling.")
+def check_sampling(sampling: generation_pb2.SamplingParams, vocabulary_size: int, eos_ids: Collection[int]) -> None:
+    """Check all of SamplingParams but what depends on the prompt's length."""
     for rule in SAMPLING_NUMBERS:
         if sampling.HasField(rule.name):
             check_number(rule, getattr(sampling, rule.name), "sampling.")
-    if len(sampling.stop_ids) > MAX_STOP_IDS:
-        raise invalid("sampling.stop_ids", f"{len(sampling.stop_ids)} ids; must be at most {MAX_STOP_IDS}")
-    check_ids("sampling.stop_ids", sampling.stop_ids, vocabulary_size)
+    for name, most in (("stop_ids", MAX_STOP_IDS), ("allowed_ids", vocabulary_size), ("banned_ids", vocabulary_size)):
+        ids = getattr(sampling, name)
+        if len(ids) > most:
+            raise invalid(f"sampling.{name}", f"{len(ids)} ids; must be at most {most}")
+        check_ids(f"sampling.{name}", ids, vocabulary_size)
+    _check_biases(sampling.logit_bias, vocabulary_size)
+    _check_choice(sampling, vocabulary_size, eos_ids)
+
+
+def _check_biases(biases: Mapping[int, float], vocabulary_size: int) -> None:
+    if len(biases) > MAX_BIASES:
+        raise invalid("sampling.logit_bias", f"{len(biases)} ids; must be at most {MAX_BIASES}")
+    check_ids("sampling.logit_bias", biases.keys(), vocabulary_size)
+    for token_id, bias in biases.items():
+        if not _BIAS.allows(bias):
+            raise invalid(
+                "sampling.logit_bias", f"{bias} for token id {token_id} is out of range; must be {_BIAS.bounds}"
+            )
+
+
+def _check_choice(sampling: generation_pb2.SamplingParams, vocabulary_size: int, eos_ids: Collection[int]) -> None:
+    """Check that a token is left to sample, also while none may end the output."""
+    allowed, excluded = set(sampling.allowed_ids), set(sampling.banned_ids)
+    if sampling.min_tokens:
+        excluded.update(sampling.stop_ids, () if sampling.ignore_eos else eos_ids)
+    if not (allowed - excluded if allowed else vocabulary_size - len(excluded)):
+        raise invalid(
+            f"sampling.{'allowed' if allowed else 'banned'}_ids",
+            "leave no token to sample: every one is not allowed, or banned, or would end the output before min_tokens",
+        )
 
 
 def check_cache(cache: generation_pb2.CacheControl) -> None:
@@ -165,17 +191,45 @@ def check_prompt_length(field: str, prompt_tokens: int, context_length: int) -> 
         )
 
 
-def check_max_tokens(max_tokens: int, prompt_tokens: int, context_length: int) -> None:
-    """Check that prompt and output fit the context together."""
-    if max_tokens > context_length - prompt_tokens:
+def check_lengths(
+    sampling: generation_pb2.SamplingParams, prompt_tokens: int, outputs: int, context_length: int
+) -> None:
+    """Check what depends on the lengths of prompt and outputs; ``max_tokens`` is set."""
+    room, most = context_length - prompt_tokens, sampling.max_tokens
+    if most > room:
         raise invalid(
             "sampling.max_tokens",
-            f"{max_tokens} is out of range; must be at most {context_length - prompt_tokens}, what a prompt of "
-            f"{prompt_tokens} tokens leaves of the context of {context_length}",
+            f"{most} is out of range; must be at most {room}, what a prompt of {prompt_tokens} tokens leaves of the "
+            f"context of {context_length}",
+        )
+    if sampling.min_tokens > most:
+        raise invalid(
+            "sampling.min_tokens", f"{sampling.min_tokens} is out of range; must be at most max_tokens, {most}"
+        )
+    of_prompt = prompt_tokens * (sampling.prompt_logprobs + 1) if sampling.HasField("prompt_logprobs") else 0
+    of_outputs = outputs * most * (sampling.logprobs + 1) if sampling.HasField("logprobs") else 0
+    if of_prompt + of_outputs > MAX_LOGPROBS:
+        raise invalid(
+            f"sampling.{'prompt_' if of_prompt > of_outputs else ''}logprobs",
+            f"the call asks for {of_prompt} log-probabilities of {prompt_tokens} prompt tokens and {of_outputs} of "
+            f"{outputs} outputs of up to {most} tokens; a call can have at most {MAX_LOGPROBS}",
         )
 
 
-def check_submit(submit: worker_pb2.Submit, *, vocabulary_size: int, context_length: int, max_outputs: int) -> None:
+def check_time_limit(message: gateway_pb2.GenerateRequest | worker_pb2.Submit) -> None:
+    """Check ``time_limit_ms``."""
+    if message.HasField("time_limit_ms"):
+        check_number(_TIME_LIMIT, message.time_limit_ms)
+
+
+def check_submit(
+    submit: worker_pb2.Submit,
+    *,
+    vocabulary_size: int,
+    eos_ids: Collection[int],
+    context_length: int,
+    max_outputs: int,
+) -> None:
     """Check a call as it reaches the worker. Raises FieldError; whether the pool can hold it is not asked here."""
     check_unserved(submit, CALL_UNSERVED)
     check_text("tenant", submit.tenant, low=1)
@@ -185,8 +239,9 @@ def check_submit(submit: worker_pb2.Submit, *, vocabulary_size: int, context_len
     check_number(NumberRule("n", 1, max_outputs), submit.n)
     if not submit.sampling.HasField("max_tokens"):
         raise invalid("sampling.max_tokens", "is not set; the gateway must set it")
-    check_sampling(submit.sampling, vocabulary_size)
-    check_max_tokens(submit.sampling.max_tokens, len(submit.token_ids), context_length)
+    check_sampling(submit.sampling, vocabulary_size, eos_ids)
+    check_lengths(submit.sampling, len(submit.token_ids), submit.n, context_length)
     check_cache(submit.cache)
+    check_time_limit(submit)
     if submit.HasField("deadline_seconds"):
         check_number(_DEADLINE, submit.deadline_seconds)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from prefixgate.proto import generation_pb2 as prefixgate_dot_proto_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprefixgate/proto/gateway.proto\x12\rprefixgate.v1\x1a!prefixgate/proto/generation.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"4\n\x04\x43hat\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.prefixgate.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xf5\x02\n\x0fGenerateRequest\x12\x10\n\x06prompt\x18\x01 \x01(\tH\x00\x12,\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x17.prefixgate.v1.TokenIdsH\x00\x12#\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x13.prefixgate.v1.ChatH\x00\x12\r\n\x05model\x18\x04 \x01(\t\x12/\n\x08sampling\x18\x05 \x01(\x0b\x32\x1d.prefixgate.v1.SamplingParams\x12\x0e\n\x01n\x18\x06 \x01(\x03H\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12*\n\x05\x63\x61\x63he\x18\x08 \x01(\x0b\x32\x1b.prefixgate.v1.CacheControl\x12\x12\n\nrequest_id\x18\t \x01(\t\x12\x15\n\x08priority\x18\n \x01(\x03H\x02\x88\x01\x01\x12\x1a\n\rtime_limit_ms\x18\x0b \x01(\x03H\x03\x88\x01\x01\x42\x07\n\x05inputB\x04\n\x02_nB\x0b\n\t_priorityB\x10\n\x0e_time_limit_ms\"\x87\x01\n\x0bOutputDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x32\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x1b.prefixgate.v1.FinishReason\x12\x14\n\x0cmatched_stop\x18\x05 \x01(\t\"i\n\nCompletion\x12#\n\x05usage\x18\x01 \x01(\x0b\x32\x14.prefixgate.v1.Usage\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\"m\n\x10GenerateResponse\x12*\n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x1a.prefixgate.v1.OutputDelta\x12-\n\ncompletion\x18\x02 \x01(\x0b\x32\x19.prefixgate.v1.Completion\"\x82\x01\n\x06Output\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x32\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x1b.prefixgate.v1.FinishReason\x12\x14\n\x0cmatched_stop\x18\x05 \x01(\t\"i\n\x10\x43ompleteResponse\x12&\n\x07outputs\x18\x01 \x03(\x0b\x32\x15.prefixgate.v1.Output\x12-\n\ncompletion\x18\x02 \x01(\x0b\x32\x19.prefixgate.v1.Completion\"Q\n\x0fTokenizeRequest\x12\x10\n\x06prompt\x18\x01 \x01(\tH\x00\x12#\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x13.prefixgate.v1.ChatH\x00\x42\x07\n\x05input\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x0e\n\x0cStatsRequest\"\xe8\x01\n\rStatsResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\x04\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12&\n\x04pool\x18\x05 \x01(\x0b\x32\x18.prefixgate.v1.PoolStats\x12\x15\n\rrunning_calls\x18\x06 \x01(\x04\x12\x15\n\rwaiting_calls\x18\x07 \x01(\x04\x12\x16\n\x0equeried_tokens\x18\x08 \x01(\x04\x12\x12\n\nhit_tokens\x18\t \x01(\x04\"x\n\tPoolStats\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\x02 \x01(\x04\x12\x13\n\x0b\x66ree_blocks\x18\x03 \x01(\x04\x12\x15\n\ractive_blocks\x18\x04 \x01(\x04\x12\x15\n\rcached_blocks\x18\x05 \x01(\x04\x32\xb6\x02\n\x07Gateway\x12M\n\x08Generate\x12\x1e.prefixgate.v1.GenerateRequest\x1a\x1f.prefixgate.v1.GenerateResponse0\x01\x12K\n\x08\x43omplete\x12\x1e.prefixgate.v1.GenerateRequest\x1a\x1f.prefixgate.v1.CompleteResponse\x12K\n\x08Tokenize\x12\x1e.prefixgate.v1.TokenizeRequest\x1a\x1f.prefixgate.v1.TokenizeResponse\x12\x42\n\x05Stats\x12\x1b.prefixgate.v1.StatsRequest\x1a\x1c.prefixgate.v1.StatsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprefixgate/proto/gateway.proto\x12\rprefixgate.v1\x1a!prefixgate/proto/generation.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"4\n\x04\x43hat\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.prefixgate.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xf5\x02\n\x0fGenerateRequest\x12\x10\n\x06prompt\x18\x01 \x01(\tH\x00\x12,\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x17.prefixgate.v1.TokenIdsH\x00\x12#\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x13.prefixgate.v1.ChatH\x00\x12\r\n\x05model\x18\x04 \x01(\t\x12/\n\x08sampling\x18\x05 \x01(\x0b\x32\x1d.prefixgate.v1.SamplingParams\x12\x0e\n\x01n\x18\x06 \x01(\x03H\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12*\n\x05\x63\x61\x63he\x18\x08 \x01(\x0b\x32\x1b.prefixgate.v1.CacheControl\x12\x12\n\nrequest_id\x18\t \x01(\t\x12\x15\n\x08priority\x18\n \x01(\x03H\x02\x88\x01\x01\x12\x1a\n\rtime_limit_ms\x18\x0b \x01(\x03H\x03\x88\x01\x01\x42\x07\n\x05inputB\x04\n\x02_nB\x0b\n\t_priorityB\x10\n\x0e_time_limit_ms\"\xb6\x01\n\x0bOutputDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x32\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x1b.prefixgate.v1.FinishReason\x12\x14\n\x0cmatched_stop\x18\x05 \x01(\t\x12-\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1b.prefixgate.v1.TokenLogprob\"i\n\nCompletion\x12#\n\x05usage\x18\x01 \x01(\x0b\x32\x14.prefixgate.v1.Usage\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\"\xa3\x01\n\x10GenerateResponse\x12*\n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x1a.prefixgate.v1.OutputDelta\x12-\n\ncompletion\x18\x02 \x01(\x0b\x32\x19.prefixgate.v1.Completion\x12\x34\n\x0fprompt_logprobs\x18\x03 \x03(\x0b\x32\x1b.prefixgate.v1.TokenLogprob\"\xb1\x01\n\x06Output\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x32\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x1b.prefixgate.v1.FinishReason\x12\x14\n\x0cmatched_stop\x18\x05 \x01(\t\x12-\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1b.prefixgate.v1.TokenLogprob\"\x9f\x01\n\x10\x43ompleteResponse\x12&\n\x07outputs\x18\x01 \x03(\x0b\x32\x15.prefixgate.v1.Output\x12-\n\ncompletion\x18\x02 \x01(\x0b\x32\x19.prefixgate.v1.Completion\x12\x34\n\x0fprompt_logprobs\x18\x03 \x03(\x0b\x32\x1b.prefixgate.v1.TokenLogprob\"Q\n\x0fTokenizeRequest\x12\x10\n\x06prompt\x18\x01 \x01(\tH\x00\x12#\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x13.prefixgate.v1.ChatH\x00\x42\x07\n\x05input\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x0e\n\x0cStatsRequest\"\xe8\x01\n\rStatsResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\x04\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12&\n\x04pool\x18\x05 \x01(\x0b\x32\x18.prefixgate.v1.PoolStats\x12\x15\n\rrunning_calls\x18\x06 \x01(\x04\x12\x15\n\rwaiting_calls\x18\x07 \x01(\x04\x12\x16\n\x0equeried_tokens\x18\x08 \x01(\x04\x12\x12\n\nhit_tokens\x18\t \x01(\x04\"x\n\tPoolStats\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\x02 \x01(\x04\x12\x13\n\x0b\x66ree_blocks\x18\x03 \x01(\x04\x12\x15\n\ractive_blocks\x18\x04 \x01(\x04\x12\x15\n\rcached_blocks\x18\x05 \x01(\x04\x32\xb6\x02\n\x07Gateway\x12M\n\x08Generate\x12\x1e.prefixgate.v1.GenerateRequest\x1a\x1f.prefixgate.v1.GenerateResponse0\x01\x12K\n\x08\x43omplete\x12\x1e.prefixgate.v1.GenerateRequest\x1a\x1f.prefixgate.v1.CompleteResponse\x12K\n\x08Tokenize\x12\x1e.prefixgate.v1.TokenizeRequest\x1a\x1f.prefixgate.v1.TokenizeResponse\x12\x42\n\x05Stats\x12\x1b.prefixgate.v1.StatsRequest\x1a\x1c.prefixgate.v1.StatsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,25 +41,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEREQUEST']._serialized_start=210
   _globals['_GENERATEREQUEST']._serialized_end=583
   _globals['_OUTPUTDELTA']._serialized_start=586
-  _globals['_OUTPUTDELTA']._serialized_end=721
-  _globals['_COMPLETION']._serialized_start=723
-  _globals['_COMPLETION']._serialized_end=828
-  _globals['_GENERATERESPONSE']._serialized_start=830
-  _globals['_GENERATERESPONSE']._serialized_end=939
-  _globals['_OUTPUT']._serialized_start=942
-  _globals['_OUTPUT']._serialized_end=1072
-  _globals['_COMPLETERESPONSE']._serialized_start=1074
-  _globals['_COMPLETERESPONSE']._serialized_end=1179
-  _globals['_TOKENIZEREQUEST']._serialized_start=1181
-  _globals['_TOKENIZEREQUEST']._serialized_end=1262
-  _globals['_TOKENIZERESPONSE']._serialized_start=1264
-  _globals['_TOKENIZERESPONSE']._serialized_end=1301
-  _globals['_STATSREQUEST']._serialized_start=1303
-  _globals['_STATSREQUEST']._serialized_end=1317
-  _globals['_STATSRESPONSE']._serialized_start=1320
-  _globals['_STATSRESPONSE']._serialized_end=1552
-  _globals['_POOLSTATS']._serialized_start=1554
-  _globals['_POOLSTATS']._serialized_end=1674
-  _globals['_GATEWAY']._serialized_start=1677
-  _globals['_GATEWAY']._serialized_end=1987
+  _globals['_OUTPUTDELTA']._serialized_end=768
+  _globals['_COMPLETION']._serialized_start=770
+  _globals['_COMPLETION']._serialized_end=875
+  _globals['_GENERATERESPONSE']._serialized_start=878
+  _globals['_GENERATERESPONSE']._serialized_end=1041
+  _globals['_OUTPUT']._serialized_start=1044
+  _globals['_OUTPUT']._serialized_end=1221
+  _globals['_COMPLETERESPONSE']._serialized_start=1224
+  _globals['_COMPLETERESPONSE']._serialized_end=1383
+  _globals['_TOKENIZEREQUEST']._serialized_start=1385
+  _globals['_TOKENIZEREQUEST']._serialized_end=1466
+  _globals['_TOKENIZERESPONSE']._serialized_start=1468
+  _globals['_TOKENIZERESPONSE']._serialized_end=1505
+  _globals['_STATSREQUEST']._serialized_start=1507
+  _globals['_STATSREQUEST']._serialized_end=1521
+  _globals['_STATSRESPONSE']._serialized_start=1524
+  _globals['_STATSRESPONSE']._serialized_end=1756
+  _globals['_POOLSTATS']._serialized_start=1758
+  _globals['_POOLSTATS']._serialized_end=1878
+  _globals['_GATEWAY']._serialized_start=1881
+  _globals['_GATEWAY']._serialized_end=2191
 # @@protoc_insertion_point(module_scope)

@@ -114,24 +114,28 @@ class StepMessage(_message.Message):
     def __init__(self, step: _Optional[int] = ..., events: _Optional[_Iterable[_Union[CallEvent, _Mapping]]] = ...) -> None: ...
 
 class CallEvent(_message.Message):
-    __slots__ = ("call_id", "outputs", "end")
+    __slots__ = ("call_id", "outputs", "end", "prompt_logprobs")
     CALL_ID_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     call_id: int
     outputs: _containers.RepeatedCompositeFieldContainer[OutputTokens]
     end: CallEnd
-    def __init__(self, call_id: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[OutputTokens, _Mapping]]] = ..., end: _Optional[_Union[CallEnd, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_generation_pb2.TokenLogprob]
+    def __init__(self, call_id: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[OutputTokens, _Mapping]]] = ..., end: _Optional[_Union[CallEnd, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_generation_pb2.TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class OutputTokens(_message.Message):
-    __slots__ = ("index", "token_ids", "finish_reason")
+    __slots__ = ("index", "token_ids", "finish_reason", "logprobs")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     index: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     finish_reason: _generation_pb2.FinishReason
-    def __init__(self, index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[_generation_pb2.FinishReason, str]] = ...) -> None: ...
+    logprobs: _containers.RepeatedCompositeFieldContainer[_generation_pb2.TokenLogprob]
+    def __init__(self, index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[_generation_pb2.FinishReason, str]] = ..., logprobs: _Optional[_Iterable[_Union[_generation_pb2.TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class CallEnd(_message.Message):
     __slots__ = ("code", "message", "usage")

@@ -94,6 +94,8 @@ class Session:
                     await send(self._backlog.take())
                     self._sent.set()
                     self._progress.set()
+                    if len(self._backlog):
+                        self._changed.set()
                 elif self._closing:
                     raise SessionEndedError(StatusCode.UNAVAILABLE, "the worker is shutting down")
             reader.result()
@@ -152,6 +154,7 @@ class Session:
         check_submit(
             submit,
             vocabulary_size=self._spec.vocabulary_size,
+            eos_ids=self._spec.eos_ids,
             context_length=self._spec.context_length,
             max_outputs=self._max_outputs,
         )

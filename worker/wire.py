@@ -8,11 +8,13 @@ from prefixgate.cache.admission import CacheMode
 from prefixgate.cache.hashing import CacheScope
 from prefixgate.proto import generation_pb2, worker_pb2
 from prefixgate.proto.transport import PROTOCOL_VERSION, text_digest
+from prefixgate.worker.logprobs import TokenLogprob
 from prefixgate.worker.model_runner import ModelSpec
 from prefixgate.worker.outbox import News, Sink
 from prefixgate.worker.report import EngineReport
 from prefixgate.worker.request import End, Request, SamplingParams, Usage
 from prefixgate.worker.sequence import FinishReason
+from prefixgate.worker.token_set import TokenSet
 
 _REASONS = {
     FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
@@ -66,9 +68,16 @@ def read_submit(submit: worker_pb2.Submit, spec: ModelSpec, sink: Sink) -> Reque
         call_id=submit.call_id,
         n=submit.n,
         deadline_seconds=submit.deadline_seconds if submit.HasField("deadline_seconds") else None,
-        cache_mode=_MODES[submit.cache.mode],
+        time_limit_seconds=submit.time_limit_ms / 1e3 if submit.HasField("time_limit_ms") else None,
+        cache_mode=_cache_mode(submit),
         retention=submit.cache.retention if submit.cache.HasField("retention") else None,
     )
+
+
+def _cache_mode(submit: worker_pb2.Submit) -> CacheMode:
+    # What is cached is not computed, and has no logits. Nor is anything kept, so that such a call's numbers depend on
+    # nobody else's blocks: publishing could exchange one of its own for an equal one.
+    return CacheMode.BYPASS if submit.sampling.HasField("prompt_logprobs") else _MODES[submit.cache.mode]
 
 
 def _read_sampling(sampling: generation_pb2.SamplingParams) -> SamplingParams:
@@ -77,9 +86,19 @@ def _read_sampling(sampling: generation_pb2.SamplingParams) -> SamplingParams:
         temperature=sampling.temperature,
         top_k=sampling.top_k if sampling.HasField("top_k") else None,
         top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
+        min_p=sampling.min_p,
         seed=sampling.seed if sampling.HasField("seed") else secrets.randbits(64),
         stop_ids=frozenset(sampling.stop_ids),
         ignore_eos=sampling.ignore_eos,
+        min_tokens=sampling.min_tokens,
+        repetition_penalty=sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=tuple(sampling.logit_bias.items()),
+        allowed_ids=TokenSet.of(sampling.allowed_ids),
+        banned_ids=TokenSet.of(sampling.banned_ids),
+        logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
+        prompt_logprobs=sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None,
     )
 
 
@@ -89,10 +108,21 @@ def add_news(event: worker_pb2.CallEvent, news: News) -> None:
     for index in sorted(news.token_ids.keys() | news.finished.keys()):
         output = outputs.get(index) or event.outputs.add(index=index)
         output.token_ids.extend(news.token_ids.get(index, ()))
+        output.logprobs.extend(map(_logprob, news.logprobs.get(index, ())))
         if index in news.finished:
             output.finish_reason = _REASONS[news.finished[index]]
+    event.prompt_logprobs.extend(map(_logprob, news.prompt_logprobs))
     if news.end is not None:
         write_end(event, news.end, news.request.usage)
+
+
+def _logprob(found: TokenLogprob) -> generation_pb2.TokenLogprob:
+    return generation_pb2.TokenLogprob(
+        token_id=found.token_id,
+        logprob=found.logprob,
+        rank=found.rank,
+        top=[generation_pb2.TopLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in found.top],
+    )
 
 
 def write_end(event: worker_pb2.CallEvent, end: End, usage: Usage | None = None) -> None:

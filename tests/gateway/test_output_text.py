@@ -111,3 +111,16 @@ def test_ids_whose_text_still_waits_are_sent_at_once() -> None:
 def test_stop_strings_of_any_characters_are_found_byte_by_byte(stop: str) -> None:
     output = push_all([stop], [[token_id] for token_id in byte_ids(f"text{stop}more")])
     assert (output.text, output.matched_stop) == ("text", stop)
+
+
+@pytest.mark.parametrize(("stops", "reason", "kept"), [([], LENGTH, 5), ([], STOP, 5), (["l"], LENGTH, 3)])
+def test_log_probabilities_go_where_their_tokens_go(
+    stops: list[str], reason: generation_pb2.FinishReason, kept: int
+) -> None:
+    ids = byte_ids("hello")
+    news = worker_pb2.OutputTokens(index=0, token_ids=ids, finish_reason=reason)
+    news.logprobs.extend(generation_pb2.TokenLogprob(token_id=token_id, rank=7) for token_id in ids)
+    delta = OutputText(0, PIECES, StopStrings(stops)).push(news)
+    assert delta is not None
+    assert [found.token_id for found in delta.logprobs] == list(delta.token_ids) == ids[:kept]
+    assert whole(1, [delta, delta])[0].logprobs == [*delta.logprobs, *delta.logprobs]

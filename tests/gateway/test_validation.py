@@ -98,17 +98,23 @@ REFUSED: list[tuple[str, grpc.StatusCode, Change]] = [
     ("cache.retention", INVALID, cache(retention=-1)),
     ("cache.retention", INVALID, cache(retention=101)),
     ("priority", UNIMPLEMENTED, fields(priority=0)),
-    ("time_limit_ms", UNIMPLEMENTED, fields(time_limit_ms=1)),
-    ("sampling.min_p", UNIMPLEMENTED, sampling(min_p=0.0)),
-    ("sampling.min_tokens", UNIMPLEMENTED, sampling(min_tokens=0)),
-    ("sampling.repetition_penalty", UNIMPLEMENTED, sampling(repetition_penalty=0.0)),
-    ("sampling.presence_penalty", UNIMPLEMENTED, sampling(presence_penalty=math.nan)),
-    ("sampling.frequency_penalty", UNIMPLEMENTED, sampling(frequency_penalty=0.0)),
-    ("sampling.logit_bias", UNIMPLEMENTED, sampling(logit_bias=dict.fromkeys(range(100_000), 1.0))),
-    ("sampling.allowed_ids", UNIMPLEMENTED, sampling(allowed_ids=[1])),
-    ("sampling.banned_ids", UNIMPLEMENTED, sampling(banned_ids=[1])),
-    ("sampling.logprobs", UNIMPLEMENTED, sampling(logprobs=0)),
-    ("sampling.prompt_logprobs", UNIMPLEMENTED, sampling(prompt_logprobs=10**6)),
+    ("time_limit_ms", INVALID, fields(time_limit_ms=0)),
+    ("time_limit_ms", INVALID, fields(time_limit_ms=-1)),
+    ("sampling.min_p", INVALID, sampling(min_p=-0.1)),
+    ("sampling.min_tokens", INVALID, sampling(min_tokens=-1)),
+    ("sampling.min_tokens", INVALID, sampling(min_tokens=11)),  # more than the default of max_tokens
+    ("sampling.repetition_penalty", INVALID, sampling(repetition_penalty=0.0)),
+    ("sampling.presence_penalty", INVALID, sampling(presence_penalty=math.nan)),
+    ("sampling.frequency_penalty", INVALID, sampling(frequency_penalty=2.1)),
+    ("sampling.logit_bias", INVALID, sampling(logit_bias=dict.fromkeys(range(100_000), 1.0))),
+    ("sampling.logit_bias", INVALID, sampling(logit_bias={VOCABULARY: 1.0})),
+    ("sampling.logit_bias", INVALID, sampling(logit_bias={1: math.inf})),
+    ("sampling.allowed_ids", INVALID, sampling(allowed_ids=[VOCABULARY])),
+    ("sampling.allowed_ids", INVALID, sampling(allowed_ids=[0], min_tokens=1)),  # the model's EOS
+    ("sampling.banned_ids", INVALID, sampling(banned_ids=[1] * (VOCABULARY + 1))),
+    ("sampling.banned_ids", INVALID, sampling(banned_ids=range(VOCABULARY))),
+    ("sampling.logprobs", INVALID, sampling(logprobs=21)),
+    ("sampling.prompt_logprobs", INVALID, sampling(prompt_logprobs=10**6)),
 ]
 
 TAKEN: list[Change] = [
@@ -130,6 +136,10 @@ TAKEN: list[Change] = [
     sampling(top_p=1.0),
     sampling(seed=-(2**63)),
     sampling(seed=2**63 - 1),
+    sampling(min_p=1.0, min_tokens=10, repetition_penalty=0.01, presence_penalty=-2.0, frequency_penalty=2.0),
+    sampling(logit_bias={0: -100.0, VOCABULARY - 1: 100.0}, allowed_ids=[1, 2], banned_ids=[1]),
+    sampling(logprobs=20, prompt_logprobs=20),
+    fields(time_limit_ms=2**63 - 1),
     cache(salt="\0" * 128),
 ]
 

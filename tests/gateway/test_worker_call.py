@@ -92,3 +92,16 @@ def test_closing_cancels_once() -> None:
         assert cancels == [worker_pb2.Cancel(call_id=7, output=1), worker_pb2.Cancel(call_id=7)]
 
     run(test())
+
+
+def test_log_probabilities_of_the_prompt_are_gathered_and_told_once() -> None:
+    async def test() -> None:
+        call, _ = make_call()
+        for token_id in range(3):
+            found = generation_pb2.TokenLogprob(token_id=token_id)
+            call.deliver(worker_pb2.CallEvent(call_id=7, prompt_logprobs=[found]))
+        assert [found.token_id for found in (await call.receive()).prompt_logprobs] == [0, 1, 2]
+        call.deliver(end())
+        assert not (await call.receive()).prompt_logprobs
+
+    run(test())

@@ -6,7 +6,9 @@ from grpc import StatusCode
 
 from prefixgate.cache.hashing import CacheScope
 from prefixgate.proto import generation_pb2
+from prefixgate.proto.transport import MAX_MESSAGE_BYTES
 from prefixgate.worker.backlog import Backlog
+from prefixgate.worker.logprobs import TokenLogprob
 from prefixgate.worker.outbox import News
 from prefixgate.worker.request import End, Request, SamplingParams
 from prefixgate.worker.sequence import FinishReason
@@ -60,3 +62,22 @@ def test_the_end_of_a_second_call_of_a_name_stands_apart_from_the_firsts_news() 
     first, second = backlog.take().events
     assert (list(first.outputs[0].token_ids), first.HasField("end")) == ([10, 11], False)
     assert (len(second.outputs), second.end.code) == (0, StatusCode.ALREADY_EXISTS.value[0])
+
+
+def test_log_probabilities_that_gather_are_sent_in_messages_of_bounded_size() -> None:
+    backlog, call, other = Backlog(), request(1), request(2)
+    found = TokenLogprob(2**18, -1.5, 2**18, tuple((2**18, -1.5) for _ in range(20)))
+    for step in range(110):
+        backlog.add(step, [News(call, prompt_logprobs=[found] * 512)])
+    backlog.add(110, [News(call, {0: [10]}, logprobs={0: [found]}), News(other, {0: [20]})])
+    assert 1 in backlog
+    assert 2 in backlog
+    messages = []
+    while len(backlog):
+        messages.append(backlog.take())
+    assert [len(message.events) for message in messages] == [1, 2]
+    assert [message.step for message in messages] == [97, 110]
+    assert sum(len(message.events[0].prompt_logprobs) for message in messages) == 110 * 512
+    assert max(message.ByteSize() for message in messages) < MAX_MESSAGE_BYTES / 2
+    assert list(messages[1].events[0].outputs[0].token_ids) == [10]
+    assert 1 not in backlog

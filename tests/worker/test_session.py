@@ -19,6 +19,7 @@ UNIMPLEMENTED: int = StatusCode.UNIMPLEMENTED.value[0]
 ALREADY_EXISTS: int = StatusCode.ALREADY_EXISTS.value[0]
 EXHAUSTED: int = StatusCode.RESOURCE_EXHAUSTED.value[0]
 VOCABULARY = Driver().runner.spec.vocabulary_size
+EOS_IDS = Driver().runner.spec.eos_ids
 
 
 class TestNames:
@@ -85,7 +86,11 @@ class TestRefusals:
             ("sampling.top_k", INVALID, {"sampling": {"top_k": -1}}),
             ("sampling.stop_ids", INVALID, {"sampling": {"stop_ids": [VOCABULARY]}}),
             ("deadline_seconds", INVALID, {"deadline_seconds": 0.0}),
-            ("sampling.min_p", UNIMPLEMENTED, {"sampling": {"min_p": 0.0}}),
+            ("sampling.min_p", INVALID, {"sampling": {"min_p": -0.1}}),
+            ("sampling.logit_bias", INVALID, {"sampling": {"logit_bias": {VOCABULARY: 1.0}}}),
+            ("sampling.allowed_ids", INVALID, {"sampling": {"allowed_ids": EOS_IDS, "min_tokens": 1}}),
+            ("sampling.logprobs", INVALID, {"sampling": {"logprobs": 21}}),
+            ("time_limit_ms", INVALID, {"time_limit_ms": 0}),
             ("priority", UNIMPLEMENTED, {"priority": 0}),
         ],
     )

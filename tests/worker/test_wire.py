@@ -7,6 +7,7 @@ import pytest
 from prefixgate.cache.admission import CacheMode
 from prefixgate.proto import generation_pb2, worker_pb2
 from prefixgate.worker.outbox import News
+from prefixgate.worker.token_set import TokenSet
 from prefixgate.worker.wire import read_submit
 from tests.worker.driver import Driver
 
@@ -46,6 +47,35 @@ def test_present_fields_are_taken_as_they_are_zero_included() -> None:
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed) == (0.5, 3, 0.25, 0)
     assert sampling.stop_ids == {4, 9}
     assert request.deadline_seconds == 1.5
+
+
+def test_sampling_fields_are_told_apart_from_absent_ones() -> None:
+    plain = read_submit(submit(), SPEC, Silence()).sampling
+    assert not plain.edits_logits
+    assert (plain.repetition_penalty, plain.logprobs, plain.prompt_logprobs, plain.min_tokens) == (1.0, None, None, 0)
+    message = submit(min_p=0.25, min_tokens=3, repetition_penalty=1.5, presence_penalty=-1.0, frequency_penalty=2.0)
+    message.sampling.logit_bias.update({4: -2.5, 9: 1.0})
+    message.sampling.allowed_ids.extend([9, 4, 9])
+    message.sampling.banned_ids.append(260)
+    message.sampling.logprobs = 0
+    sampling = read_submit(message, SPEC, Silence()).sampling
+    assert (sampling.min_p, sampling.min_tokens, sampling.logprobs) == (0.25, 3, 0)
+    assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.5, -1.0, 2.0)
+    assert dict(sampling.logit_bias) == {4: -2.5, 9: 1.0}
+    assert (sampling.allowed_ids, sampling.banned_ids) == (TokenSet.of([4, 9]), TokenSet.of([260]))
+
+
+def test_a_call_for_prompt_logprobs_leaves_the_cache_alone_whatever_its_mode() -> None:
+    message = submit(prompt_logprobs=0)
+    message.cache.mode = generation_pb2.CACHE_MODE_READ_ONLY
+    assert read_submit(message, SPEC, Silence()).cache_mode is CacheMode.BYPASS
+
+
+def test_a_time_limit_comes_in_seconds() -> None:
+    message = submit()
+    assert read_submit(message, SPEC, Silence()).time_limit_seconds is None
+    message.time_limit_ms = 1500
+    assert read_submit(message, SPEC, Silence()).time_limit_seconds == 1.5
 
 
 @pytest.mark.parametrize("mode", generation_pb2.CacheMode.values())
