@@ -56,6 +56,7 @@ class Engine:
         self._outbox = Outbox()
         self._steps = 0
         self._computed_tokens = 0
+        self._integrity_checks = 0
         self._integrity_violations = 0
         self._metrics_errors = 0
         self._oldest_received_at: float | None = None
@@ -131,12 +132,13 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Check the cache's invariants. A violation is logged and counted: ending live streams would not mend it."""
+        self._integrity_checks += 1
         try:
             self._cache.check_integrity()
         except Exception:
             logger.exception("The cache's invariants do not hold")
             self._integrity_violations += 1
-            self._report = self._take_report()
+        self._report = self._take_report()
 
     # What a step does
 
@@ -302,6 +304,7 @@ class Engine:
             copied_blocks=cache.copies_total,
             evicted_blocks=cache.evictions_total,
             hash_collisions=cache.collisions_total,
+            integrity_checks=self._integrity_checks,
             integrity_violations=self._integrity_violations,
             metrics_errors=self._metrics_errors,
         )

@@ -260,9 +260,15 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("prefixgate_worker_steps_total", "counter", "Engine steps run.", _one(lambda reading: reading.report.steps)),
     Metric(
+        "prefixgate_worker_integrity_checks_total",
+        "counter",
+        "Checks of the cache's invariants, one each time the worker comes to rest.",
+        _one(lambda reading: reading.report.integrity_checks),
+    ),
+    Metric(
         "prefixgate_worker_integrity_violations_total",
         "counter",
-        "Checks of the cache's invariants that failed. Anything but 0 is a fault of the worker.",
+        "Of these, checks that failed. Anything but 0 is a fault of the worker.",
         _one(lambda reading: reading.report.integrity_violations),
     ),
     Metric(

@@ -39,6 +39,7 @@ class EngineReport(NamedTuple):
     copied_blocks: int
     evicted_blocks: int
     hash_collisions: int
+    integrity_checks: int
     integrity_violations: int
     metrics_errors: int
     """Observations that raised and were dropped."""
