@@ -1,0 +1,72 @@
+"""What waits are worth, from what was seen of them."""
+
+from itertools import pairwise
+
+from prefixgate.cache.intervals import NUM_BINS, ReuseIntervals, bin_of
+
+
+def observe(intervals: ReuseIntervals, interval: int, times: int, *, lost: int = 0) -> None:
+    """Content of pace 0 is used again after an interval, or never again."""
+    for _ in range(times):
+        intervals.begin(0)
+        intervals.end(0, interval)
+    for _ in range(lost):
+        intervals.begin(0)
+    for _ in range(64):
+        intervals.tick()
+
+
+def test_bins_are_one_use_wide_at_first_and_quarters_of_an_octave_later() -> None:
+    assert [bin_of(wait) for wait in (1, 2, 7, 8, 9, 10, 15, 16, 19, 20)] == [1, 2, 7, 8, 8, 9, 11, 12, 12, 13]
+    assert bin_of(1 << 40) == NUM_BINS - 1
+
+
+def test_before_anything_was_seen_the_older_is_never_worth_more() -> None:
+    for worth in ReuseIntervals().worth:
+        assert all(later <= earlier * (1 + 1e-9) for earlier, later in pairwise(worth))
+        assert worth[1] > worth[20] > worth[40]
+
+
+def test_what_returns_after_a_known_time_is_worth_most_just_before_it_and_little_after() -> None:
+    intervals = ReuseIntervals()
+    observe(intervals, 100, 1000)
+    worth = intervals.worth[0]
+    fresh, near, late = (worth[bin_of(age)] for age in (4, 96, 200))
+    assert near > 3 * fresh
+    assert fresh > late
+
+
+def test_worth_is_uses_per_tick() -> None:
+    intervals = ReuseIntervals()
+    observe(intervals, 100, 10_000)
+    # All return after about 100 ticks (a bin ends at 112): one use for each hundred ticks kept.
+    assert 1 / 115 < intervals.worth[0][bin_of(1)] < 1 / 95
+
+
+def test_what_mostly_never_returns_is_worth_less_in_proportion() -> None:
+    faithful, fickle = ReuseIntervals(), ReuseIntervals()
+    observe(faithful, 100, 10_000)
+    observe(fickle, 100, 1_000, lost=9_000)
+    ratio = faithful.worth[0][bin_of(1)] / fickle.worth[0][bin_of(1)]
+    assert 8 < ratio < 12
+
+
+def test_a_pace_without_waits_of_its_own_goes_by_what_holds_for_all() -> None:
+    intervals = ReuseIntervals()
+    observe(intervals, 100, 1000)
+    assert intervals.worth[5][bin_of(96)] > 3 * intervals.worth[5][bin_of(200)]
+
+
+def test_a_pace_is_the_octave_and_a_half_of_the_last_interval() -> None:
+    intervals = ReuseIntervals()
+    ends = (1, 2, 7, 8, 23, 24, 63, 64, 191, 192, 511, 512, 100_000)
+    assert [intervals.end(0, interval) for interval in ends] == [1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7]
+
+
+def test_a_change_of_traffic_replaces_what_was_seen() -> None:
+    intervals = ReuseIntervals()
+    observe(intervals, 100, 1000)
+    for _ in range(100):
+        observe(intervals, 10, 100)
+    worth = intervals.worth[0]
+    assert worth[bin_of(9)] > 3 * worth[bin_of(96)]
