@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixgate.worker.sampling import Draw, finite_rows, sample, uniform
+from prefixgate.worker.sampling import CANDIDATES, Draw, finite_rows, sample, uniform
 
 VOCABULARY = 12
 
@@ -80,6 +80,65 @@ def test_top_p_counts_the_probabilities_that_top_k_left() -> None:
     # Of the two that top_k leaves the first has 4/7: enough for 0.5, and not for 0.6.
     assert set(counted(Draw(temperature=1.0, top_k=2, top_p=0.5), line)) == {0}
     assert set(counted(Draw(temperature=1.0, top_k=2, top_p=0.6), line)) == {0, 1}
+
+
+def test_min_p_keeps_what_is_likely_enough_beside_the_likeliest() -> None:
+    line = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().tolist()
+    assert set(counted(Draw(temperature=1.0, min_p=0.25), line)) == {0, 1, 2}
+    assert set(counted(Draw(temperature=1.0, min_p=0.65), line)) == {0}
+    assert set(counted(Draw(temperature=1.0, min_p=1.0), [2.0, 1.0, 2.0, 1.9])) == {0, 2}
+    # At a temperature of 2 the shares move together: the third has 0.55 of the likeliest, and the last 0.32.
+    assert set(counted(Draw(temperature=2.0, min_p=0.4), line)) == {0, 1, 2}
+    assert set(counted(Draw(temperature=1.0, min_p=0.25, top_k=2), line)) == {0, 1}
+
+
+class TestLargeVocabularies:
+    """More tokens than are looked at first."""
+
+    SIZE = 3 * CANDIDATES
+
+    def slow(self, line: torch.Tensor, draw: Draw) -> int:
+        """Cut and draw from the whole vocabulary in order."""
+        ordered, ids = line.double().sort(descending=True, stable=True)
+        weights = (ordered[: draw.top_k] / draw.temperature).softmax(0)
+        before = weights.cumsum(0) - weights
+        weights = weights[: max(1, int((before < draw.top_p).sum()))]
+        cumulated = weights.cumsum(0)
+        return int(ids[int((cumulated <= draw.uniform * cumulated[-1]).sum())])
+
+    @pytest.mark.parametrize("top_k", [None, 1, 50, CANDIDATES - 1, CANDIDATES, CANDIDATES + 1, 2 * CANDIDATES])
+    @pytest.mark.parametrize("top_p", [0.01, 0.5, 0.9, 0.9999])
+    def test_limits_reach_beyond_what_is_looked_at_first(self, top_k: int | None, top_p: float) -> None:
+        torch.manual_seed(1)
+        logits = torch.randn(12, self.SIZE)
+        logits[5:8] = logits[5:8].round()  # so that many are equal
+        temperatures = (0.05, 0.3, 1.0, 100.0)
+        draws = [Draw(temperatures[i % 4], top_k, top_p, uniform=uniform(3, 0, i)) for i in range(12)]
+        together = sample(logits, draws)
+        assert together == [self.slow(line, draw) for line, draw in zip(logits, draws, strict=True)]
+        assert together == [sample(logits[[i]], [draws[i]])[0] for i in range(12)]
+
+    def test_rows_of_all_kinds_in_one_batch_draw_as_they_do_alone(self) -> None:
+        torch.manual_seed(2)
+        logits = torch.randn(60, self.SIZE) * 2
+        kinds = [
+            Draw(),
+            Draw(1.0),
+            Draw(1.0, min_p=0.1),
+            Draw(1.0, top_k=40),
+            Draw(1.0, top_p=0.9),
+            Draw(100.0, top_p=0.9, min_p=0.2),
+        ]
+        draws = [kinds[i % 6]._replace(uniform=uniform(3, 0, i)) for i in range(60)]
+        together = sample(logits, draws)
+        assert together == [sample(logits[[i]], [draws[i]])[0] for i in range(60)]
+        assert together[::-1] == sample(logits.flip(0), draws[::-1])
+
+
+@pytest.mark.parametrize("draw", [Draw(1.0), Draw(1.0, top_k=2), Draw(1.0, top_p=0.5), Draw(1.0, min_p=0.5)])
+def test_a_row_of_which_nothing_is_left_raises_and_gives_no_token(draw: Draw) -> None:
+    with pytest.raises((ValueError, RuntimeError)):
+        sample(torch.full((1, 8), float("-inf")), [draw])
 
 
 def test_a_limit_at_or_above_the_vocabulary_draws_as_no_limit_does() -> None:
