@@ -14,6 +14,7 @@ from prefixgate.cache.hashing import BlockHasher, CacheScope
 from prefixgate.cache.kv_storage import KVStorage, TorchKVStorage
 from prefixgate.cache.prefix_cache import PrefixCache
 from prefixgate.worker.engine import Engine
+from prefixgate.worker.logprobs import TokenLogprob
 from prefixgate.worker.model_runner import ModelRunner, ModelSpec, Row
 from prefixgate.worker.observations import Observations
 from prefixgate.worker.outbox import News
@@ -35,6 +36,8 @@ class Call:
     outputs: dict[int, list[int]] = field(default_factory=dict)
     finished: dict[int, FinishReason] = field(default_factory=dict)
     end: End | None = None
+    logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @property
     def code(self) -> StatusCode | None:
@@ -49,6 +52,9 @@ class Call:
         for index, token_ids in news.token_ids.items():
             assert index not in self.finished, "tokens after an output's end"
             self.outputs.setdefault(index, []).extend(token_ids)
+        for index, logprobs in news.logprobs.items():
+            self.logprobs.setdefault(index, []).extend(logprobs)
+        self.prompt_logprobs += news.prompt_logprobs
         assert not self.finished.keys() & news.finished.keys(), "an output ended twice"
         self.finished |= news.finished
         self.end = news.end
@@ -72,7 +78,8 @@ class RecordingRunner:
                 raise RuntimeError("secret of another client")
         self.steps.append([(row.start, len(row.token_ids)) for row in rows])
         logits = self.inner.forward(rows)
-        for line, row in zip(logits, [row for row in rows if row.needs_logits], strict=True):
+        rows_of_lines = [row for row in rows for _ in range(row.num_logits)]
+        for line, row in zip(logits, rows_of_lines, strict=True):
             if self.spoils(row):
                 line[3] = float("nan")
         return logits
@@ -150,6 +157,7 @@ class Driver:
         tenant: str = "acme",
         salt: str = "",
         deadline_seconds: float | None = None,
+        time_limit_seconds: float | None = None,
         sampling: SamplingParams | None = None,
         cache_mode: CacheMode = CacheMode.DEFAULT,
         retention: int | None = None,
@@ -161,6 +169,7 @@ class Driver:
             sink=self,
             n=n,
             deadline_seconds=deadline_seconds,
+            time_limit_seconds=time_limit_seconds,
             cache_mode=cache_mode,
             retention=retention,
         )
