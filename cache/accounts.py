@@ -75,14 +75,25 @@ class Accounts:
         """The tenant's account, opened where there is none."""
         account = self._accounts.get(tenant)
         if account is None:
-            share = self._shares.get(tenant, TenantShare())
-            cap = self._num_blocks if share.cap is None else share.cap
-            account = self._accounts[tenant] = Account(tenant, share.floor, cap)
+            account = self._accounts[tenant] = self._opened(tenant)
         return account
 
     def find(self, tenant: str) -> Account | None:
         """The tenant's account, where it is open. May be asked from any thread."""
         return self._accounts.get(tenant)
+
+    def view(self, tenant: str) -> Account:
+        """The tenant's account to be read only; an empty one that is not kept where there is none."""
+        return self._accounts.get(tenant) or self._opened(tenant)
+
+    def portion(self, tenant: str, part: float) -> int:
+        """A tenant's share where the pool is short: its floor and a part of what no floor covers, up to its cap."""
+        account = self.view(tenant)
+        return min(account.cap, account.floor + int(self._unshared * part))
+
+    def _opened(self, tenant: str) -> Account:
+        share = self._shares.get(tenant, TenantShare())
+        return Account(tenant, share.floor, self._num_blocks if share.cap is None else share.cap)
 
     def forget_empty(self, account: Account) -> None:
         """Close the account of a tenant that was not configured and holds nothing.

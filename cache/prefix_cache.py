@@ -121,13 +121,15 @@ class PrefixCache:
         return self.accounts.ceiling(tenant)
 
     def demand(self, prompt: Prompt, growth: int, mode: CacheMode) -> int:
-        """Blocks that admitting a prompt with so much growth would add to what its tenant's live calls have."""
+        """Blocks of room that admitting a prompt with so much growth takes at least."""
         needed = self._allocator.blocks_for(prompt.num_tokens) + growth
-        return self._admitter.demand(self._admitter.match_for(prompt, mode), needed, mode)
+        found = self._admitter.match_for(prompt, mode)
+        whole = self._admitter.demand(found._replace(partial=None), needed, mode)
+        return min(whole, self._admitter.demand(found, needed, mode))
 
     def room(self, tenant: str) -> int:
         """Blocks that a tenant could take now, without touching what live calls have and what others are owed."""
-        return self._allocator.room(self.accounts.of(tenant))
+        return self._allocator.room(self.accounts.view(tenant))
 
     def stats(self) -> CacheStats:
         """Count; O(1)."""

@@ -4,10 +4,9 @@
 the cache, the scheduler and the model. An exception that leaves ``step`` means that the engine cannot go on.
 """
 
-import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ParamSpec
 
 from grpc import StatusCode
@@ -16,14 +15,16 @@ from prefixgate.cache.prefix_cache import PrefixCache
 from prefixgate.worker.deadlines import Deadlines
 from prefixgate.worker.executor import FAULT, Executor
 from prefixgate.worker.inbox import Cancellation, Inbox, InboxClosedError
+from prefixgate.worker.limits import Limits
 from prefixgate.worker.logprobs import TokenLogprob
 from prefixgate.worker.model_runner import ModelRunner
 from prefixgate.worker.observations import OTHER_TENANT, Observations
 from prefixgate.worker.outbox import Outbox
 from prefixgate.worker.report import EngineReport, TenantBlocks
 from prefixgate.worker.request import End, RefusedError, Request, RequestState
-from prefixgate.worker.scheduler import Chunk, Limits, Scheduler
+from prefixgate.worker.scheduler import Scheduler
 from prefixgate.worker.sequence import FinishReason, Sequence
+from prefixgate.worker.step_plan import Chunk
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class Engine:
         limits: Limits,
         observations: Observations,
         *,
+        weights: Mapping[str, float] | None = None,
         poison: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -49,7 +51,7 @@ class Engine:
         self._observations = observations
         self._clock = clock
         self._eos_ids = frozenset(runner.spec.eos_ids)
-        self._scheduler = Scheduler(cache, limits)
+        self._scheduler = Scheduler(cache, limits, weights)
         self._executor = Executor(runner, cache, poison=poison)
         self._deadlines = Deadlines()
         self._time_limits = Deadlines()
@@ -125,7 +127,7 @@ class Engine:
     def end_all(self, end: End) -> None:
         """End every call, those that no step has seen yet included."""
         self._follow_commands()
-        for request in [*self._scheduler.running, *self._scheduler.waiting]:
+        for request in self._scheduler.calls():
             self._end(request, end)
         self._report = self._take_report()
         self._outbox.deliver(self._steps)
@@ -171,14 +173,18 @@ class Engine:
     def _schedule(self) -> list[Chunk]:
         plan = self._scheduler.schedule()
         for request, error in plan.failed:
-            logger.error("A call of tenant %r could not be admitted", request.scope.tenant, exc_info=error)
+            logger.error("A call of tenant %r could not be scheduled", request.scope.tenant, exc_info=error)
             self._end(request, FAULT)
         now = self._clock()
+        for _ in plan.preempted:
+            self._observe(self._observations.call_preempted)
+        for resumption in plan.resumed:
+            self._observe(self._observations.call_resumed, resumption.carried_tokens, resumption.cached_tokens)
         for request in plan.admitted:
             request.usage.queue_seconds = now - request.received_at
             self._observe(self._observations.call_admitted, request)
         while len(self._scheduler.waiting) > self._limits.max_waiting:
-            self._end(next(reversed(self._scheduler.waiting)), self._queue_is_full())
+            self._end(self._scheduler.waiting.last_of_largest(self._scheduler.fair.weight), self._queue_is_full())
         return plan.chunks
 
     def _compute(self, chunks: list[Chunk]) -> None:
@@ -224,9 +230,9 @@ class Engine:
         output.finish_reason = reason
         self._outbox.of(request).finished[output.index] = reason
         self._observe(self._observations.output_ended, reason.value)
-        if request.prompt_computed:
-            self._release(output, output.num_computed)
-        if not request.unfinished:
+        self._scheduler.finish(request)
+        self._scheduler.release(output, output.num_computed)
+        if not request.num_unfinished:
             self._end(request, End(StatusCode.OK))
 
     def _end(self, request: Request, end: End) -> None:
@@ -236,22 +242,13 @@ class Engine:
         request.state = RequestState.ENDED
         self._scheduler.remove(request)
         failed = end.code is StatusCode.INTERNAL
-        for output in request.sequences:
+        for sequence in [*request.sequences, *([request.carrier] if request.carrier else [])]:
             # Of a call that failed no more is kept than what was proven and published before.
-            self._release(output, 0 if failed else output.num_computed)
-            if output.finish_reason is None:
-                self._observe(self._observations.output_ended, "error" if failed else "abort")
+            self._scheduler.release(sequence, 0 if failed else sequence.num_computed)
+        for _ in range(request.num_unfinished):
+            self._observe(self._observations.output_ended, "error" if failed else "abort")
         self._outbox.of(request).end = end
         self._observe(self._observations.call_ended, end)
-
-    def _release(self, output: Sequence, num_written: int) -> None:
-        table, output.table = output.table, None
-        if table is None:
-            return
-        try:
-            self._cache.release(table, num_written)
-        except Exception:
-            logger.exception("Releasing a sequence's blocks failed")
 
     # Bounds and figures
 
@@ -287,8 +284,8 @@ class Engine:
 
     def _take_report(self) -> EngineReport:
         cache, scheduler = self._cache.stats(), self._scheduler
-        eldest = [*scheduler.running, *itertools.islice(scheduler.waiting, 1)]
-        self._oldest_received_at = min((request.received_at for request in eldest), default=None)
+        oldest = scheduler.oldest
+        self._oldest_received_at = oldest.received_at if oldest else None
         return EngineReport(
             total_blocks=cache.total_blocks,
             free_blocks=cache.free_blocks,
@@ -297,7 +294,7 @@ class Engine:
             running_calls=len(scheduler.running),
             running_sequences=scheduler.num_running_sequences,
             waiting_calls=len(scheduler.waiting),
-            waiting_sequences=sum(request.n for request in scheduler.waiting),
+            waiting_sequences=scheduler.waiting.num_sequences,
             oldest_call_seconds=0.0,  # filled in when it is read
             steps=self._steps,
             computed_tokens=self._computed_tokens,

@@ -1,8 +1,8 @@
 """From the chunks of one step to its sampled tokens.
 
-The order is the cache's: make writable, copy, compute, publish, fork, sample. What can be pinned on one call ends that
-call; its blocks are released by the engine when the step is over, since letting go of them amid the step could hand
-them out while this step still writes them.
+The order is the cache's: copy, compute, publish, fork, sample. What can be pinned on one call ends that call;
+its blocks are released by the engine when the step is over, since letting go of them amid the step could hand them out
+while this step still writes them.
 """
 
 import itertools
@@ -22,8 +22,8 @@ from prefixgate.worker.prompt_logprobs import take_prompt_logprobs, wants_all_lo
 from prefixgate.worker.request import End, Request
 from prefixgate.worker.sampler import Choice, Sampler
 from prefixgate.worker.sampling import finite_rows
-from prefixgate.worker.scheduler import Chunk
 from prefixgate.worker.sequence import Sequence as Output
+from prefixgate.worker.step_plan import Chunk
 
 logger = logging.getLogger(__name__)
 
@@ -101,33 +101,19 @@ class Executor:
     def run(self, chunks: Sequence[Chunk]) -> StepResult:
         """Compute the chunks of one step. Raises ExecutorFailedError when the model computes nothing any more."""
         result = StepResult()
-        ready = self._make_writable(chunks, result)
         self._run_copies()
-        computed = self._isolated(ready, self._forward, result)
-        self._watch(tried=bool(ready), computed=bool(computed))
+        computed = self._isolated(chunks, self._forward, result)
+        self._watch(tried=bool(chunks), computed=bool(computed))
         result.computed_tokens = sum(chunk.num_tokens for chunk, _ in computed)
         turns = self._commit(computed, result)
         for turn, choice in self._isolated(turns, self._sample, result):
             result.sampled.append(Sampled(turn.request, turn.output, *choice))
         return result
 
-    def _make_writable(self, chunks: Sequence[Chunk], result: StepResult) -> list[Chunk]:
-        ready = []
-        for chunk in chunks:
-            table, start = chunk.sequence.table, chunk.sequence.num_computed
-            assert table is not None
-            try:
-                chunk.request.usage.copied_blocks += self._cache.writable(table, start, start + chunk.num_tokens)
-            except Exception as error:
-                self._fail(chunk.request, error, result)
-            else:
-                ready.append(chunk)
-        return ready
-
     def _run_copies(self) -> None:
         """Run the copies that admissions and shared tails need, before anything reads or writes their blocks.
 
-        Those of a call that failed above are run too: until a plan is done its sources stay held.
+        Those of calls that failed meanwhile are run too: until a plan is done its sources stay held.
         """
         self._cache.run_plan(self._run_plan)
 
@@ -186,21 +172,22 @@ class Executor:
         self._cache.publish(sequence.table, sequence.num_computed)
         if sequence.num_uncomputed:
             return ()
-        return (sequence,) if chunk.request.prompt_computed else self._fork(chunk.request)
+        return self._fork(chunk.request, sequence) if sequence is chunk.request.carrier else (sequence,)
 
-    def _fork(self, request: Request) -> Sequence[Output]:
+    def _fork(self, request: Request, carrier: Output) -> Sequence[Output]:
         """Give each output that is still wanted a table over the computed prompt."""
-        carrier, (heir, *others) = request.carrier, request.unfinished
         assert carrier.table is not None
-        for output in others:
-            output.token_ids = list(carrier.token_ids)
-            output.table = self._cache.fork(carrier.table, output.token_ids)
+        outputs = request.unfinished
+        for output in outputs:
+            output.token_ids = output.token_ids or list(carrier.token_ids)
             output.num_computed = carrier.num_computed
-        if heir is not carrier:
-            # The carrier's own output was cancelled. Its list goes along, as the table reads that very list.
-            heir.token_ids, heir.table, heir.num_computed = carrier.token_ids, carrier.table, carrier.num_computed
-            carrier.table = None
-        return heir, *others
+        heir, *others = outputs
+        for output in others:
+            output.table = self._cache.fork(carrier.table, output.token_ids)
+        # The table reads the list of the sequence that it belongs to.
+        heir.table, heir.table.token_ids = carrier.table, heir.token_ids
+        request.carrier = carrier.table = None
+        return [output for output in outputs if not output.num_uncomputed]
 
     def _sample(self, turns: Sequence[_Turn]) -> Sequence[Choice]:
         return self._sampler.choose(_last_lines(turns), [(turn.request.sampling, turn.output) for turn in turns])

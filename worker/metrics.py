@@ -188,6 +188,19 @@ METRICS: tuple[Metric, ...] = (
         _one(lambda reading: reading.report.evicted_blocks),
     ),
     Metric(
+        "prefixgate_worker_preemptions_total",
+        "counter",
+        "Running calls that had to give their blocks back and wait again.",
+        _one(lambda reading: reading.counts.preemptions),
+    ),
+    Metric(
+        "prefixgate_worker_resumed_tokens_total",
+        "counter",
+        "Tokens that preempted calls needed again, by source: cached, computed. They are neither queries nor hits.",
+        lambda reading: {(source,): count for source, count in reading.counts.resumed_tokens.items()},
+        ("source",),
+    ),
+    Metric(
         "prefixgate_worker_pool_blocks",
         "gauge",
         "Blocks of the pool by state: free, active (held by live calls), cached (held by nobody, reusable).",
@@ -289,6 +302,13 @@ METRICS: tuple[Metric, ...] = (
         "gauge",
         "Outputs that the waiting calls ask for.",
         _vllm(lambda reading: reading.report.waiting_sequences),
+        _VLLM,
+    ),
+    Metric(
+        "vllm:num_preemptions_total",
+        "counter",
+        "As prefixgate_worker_preemptions_total.",
+        _vllm(lambda reading: reading.counts.preemptions),
         _VLLM,
     ),
     Metric(

@@ -86,6 +86,9 @@ class Observations:
         self.misses: Counter[str] = Counter(dict.fromkeys(MISSES, 0))
         """Calls by why the first of their tokens that were not cached was not."""
         self.generated_tokens: Counter[str] = Counter(dict.fromkeys(labels, 0))
+        self.preemptions = 0
+        self.resumed_tokens: Counter[str] = Counter(computed=0, cached=0)
+        """Tokens that preempted calls needed again, by where they came from."""
         self.prefilled_tokens = 0
         """Tokens of prompts that were worked through to their first output token."""
         self.queue_seconds = Histogram(FIRST_TOKEN_BUCKETS)
@@ -111,6 +114,15 @@ class Observations:
         if request.miss_reason is not MissReason.NONE:
             self.misses[request.miss_reason.value] += 1
         self.queue_seconds.observe(usage.queue_seconds)
+
+    def call_preempted(self) -> None:
+        """A call had to give its blocks back."""
+        self.preemptions += 1
+
+    def call_resumed(self, carried_tokens: int, cached_tokens: int) -> None:
+        """A preempted call was admitted again. What it finds of itself is no hit."""
+        self.resumed_tokens["cached"] += cached_tokens
+        self.resumed_tokens["computed"] += carried_tokens - cached_tokens
 
     def first_token(self, request: Request) -> None:
         """The first token of a call was sampled."""

@@ -10,6 +10,7 @@ from grpc import StatusCode
 from prefixgate.cache.admission import CacheMode
 from prefixgate.cache.hashing import CacheScope
 from prefixgate.cache.matching import MissReason
+from prefixgate.cache.prompt import Prompt
 from prefixgate.worker.sequence import Sequence
 from prefixgate.worker.token_set import NO_TOKENS, TokenSet
 
@@ -123,6 +124,8 @@ class Request:
     """From receipt. Then the call fails."""
     time_limit_seconds: float | None = None
     """From receipt. Then what its outputs hold is the answer."""
+    priority: int = 0
+    """Higher goes first among the calls of one tenant."""
     cache_mode: CacheMode = CacheMode.DEFAULT
     retention: int | None = None
     """Retention priority for the blocks that the call leaves; None leaves them as they are."""
@@ -136,16 +139,22 @@ class Request:
     """Tokens of the prompt, from the second on, whose log-probabilities were told."""
     received_at: float = 0.0
     first_token_at: float | None = None
+    rank: tuple[int, int] = (0, 0)
+    """Its place among all calls, first to last: by priority, then by arrival. The scheduler's to set."""
+    num_unfinished: int = field(init=False)
+    """Outputs that go on."""
+    carrier: Sequence | None = None
+    """Computes the prompt for several outputs, while it does. A lone output computes it itself."""
+    prompt: Prompt | None = None
+    """What is to be admitted, packed and hashed."""
+    may_follow: bool = True
+    """Whether it may wait for a prefix that another call is computing."""
+    preemptions: int = 0
 
     def __post_init__(self) -> None:
         self.sequences = [Sequence(index) for index in range(self.n)]
-        self.sequences[0].token_ids = list(self.token_ids)
+        self.num_unfinished = self.n
         self.usage = Usage(prompt_tokens=len(self.token_ids))
-
-    @property
-    def carrier(self) -> Sequence:
-        """The sequence that computes the prompt. It does so even if its own output is no longer wanted."""
-        return self.sequences[0]
 
     @property
     def unfinished(self) -> list[Sequence]:
@@ -153,6 +162,21 @@ class Request:
         return [sequence for sequence in self.sequences if sequence.finish_reason is None]
 
     @property
-    def prompt_computed(self) -> bool:
-        """Whether all of the prompt's slots are written."""
-        return self.first_token_at is not None
+    def live(self) -> list[Sequence]:
+        """The sequences that compute, of a running call."""
+        return self.unfinished if self.carrier is None else [self.carrier]
+
+    def next_carrier(self) -> Sequence:
+        """The sequence that is to be admitted for the call.
+
+        A lone output takes all its tokens along. Several share what they have in common, the prompt; what they
+        sampled before a preemption, each computes again behind it.
+        """
+        if self.num_unfinished > 1:
+            self.carrier = self.carrier or Sequence(0, token_ids=list(self.token_ids))
+            return self.carrier
+        self.carrier = None
+        (output,) = self.unfinished
+        if not output.token_ids:
+            output.token_ids = list(self.token_ids)
+        return output

@@ -1,150 +1,184 @@
-"""Who computes what in a step.
+"""Who computes what in a step, and who gives way.
 
-One budget of tokens per step. Sequences that decode come first, since each of them holds a stream open; prompts take
-what is left, in chunks, in the order in which their calls were admitted; then waiting calls are admitted, first in,
-first out. A call that cannot be admitted holds up those behind it: letting small ones pass would starve it for ever.
+One budget of tokens per step. Sequences that decode come first, since each of them holds a stream open. What is left
+goes to prompts in chunks and to waiting calls, in turns: each to the tenant that was served least for its weight, and
+within a tenant by priority, then age. ``docs/scheduling.md`` tells the rules and the bounds that follow from them.
 """
 
+import heapq
+import itertools
+import logging
 from collections import OrderedDict
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Mapping
 
+from prefixgate.cache.block_pool import NoFreeBlocksError
 from prefixgate.cache.prefix_cache import PrefixCache
+from prefixgate.worker.admissions import Admissions
+from prefixgate.worker.fair_share import FairShare
+from prefixgate.worker.limits import Limits
 from prefixgate.worker.request import Request, RequestState
 from prefixgate.worker.sequence import Sequence
+from prefixgate.worker.shares import Shares
+from prefixgate.worker.step_plan import Chunk, StepPlan
+from prefixgate.worker.waiting import WaitingCalls
 
+logger = logging.getLogger(__name__)
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of a worker's batch and queue."""
-
-    max_batch_tokens: int
-    """Tokens computed in one step."""
-    max_running: int
-    """Sequences that have been admitted and not finished."""
-    max_waiting: int
-    """Calls that wait for admission."""
-
-    def __post_init__(self) -> None:
-        if self.max_batch_tokens < self.max_running:
-            raise ValueError(
-                f"max_batch_tokens: {self.max_batch_tokens} must be at least max_running, {self.max_running}: "
-                "each running sequence computes a token in every step"
-            )
-
-
-class Chunk(NamedTuple):
-    """The next ``num_tokens`` tokens of a sequence, at least one, to be computed in this step."""
-
-    request: Request
-    sequence: Sequence
-    num_tokens: int
-
-
-@dataclass(slots=True)
-class StepPlan:
-    """What a step is to compute, and which calls it admitted."""
-
-    budget: int
-    """Tokens not given away yet."""
-    chunks: list[Chunk] = field(default_factory=list)
-    admitted: list[Request] = field(default_factory=list)
-    failed: list[tuple[Request, Exception]] = field(default_factory=list)
-    """Calls whose admission raised. They own nothing and are no longer waiting."""
-
-    def add(self, request: Request, sequence: Sequence) -> None:
-        """Give a sequence as much of what it has to compute as the budget allows."""
-        count = min(sequence.num_uncomputed, self.budget)
-        if count:
-            self.chunks.append(Chunk(request, sequence, count))
-            self.budget -= count
+Begun = dict[str, list[tuple[Request, Sequence]]]
+"""Sequences with more than one token to compute, by tenant, next one last."""
 
 
 class Scheduler:
     """The waiting and the running calls. Runs on the engine's thread."""
 
-    def __init__(self, cache: PrefixCache, limits: Limits) -> None:
+    def __init__(self, cache: PrefixCache, limits: Limits, weights: Mapping[str, float] | None = None) -> None:
         self.limits = limits
-        self.waiting: OrderedDict[Request, None] = OrderedDict()
-        """In order of arrival. They own no blocks: what they would hit is looked up at admission."""
+        self.waiting = WaitingCalls()
         self.running: dict[Request, None] = {}
         """In order of admission."""
+        self.fair = FairShare(weights)
         self._cache = cache
+        self._shares = Shares(cache, self.fair, self.running, limits.max_running)
+        self._admissions = Admissions(cache, limits, self.waiting, self.running, self.fair, self._shares, self._preempt)
+        self._calls: OrderedDict[Request, None] = OrderedDict()
+        self._arrivals = itertools.count()
 
     @property
     def num_running_sequences(self) -> int:
         """Outputs admitted and not finished, those that wait for their prompt included."""
-        return sum(len(request.unfinished) for request in self.running)
+        return sum(request.num_unfinished for request in self.running)
+
+    @property
+    def oldest(self) -> Request | None:
+        """The live call that came first."""
+        return next(iter(self._calls), None)
+
+    def calls(self) -> list[Request]:
+        """All live calls, in order of arrival."""
+        return list(self._calls)
 
     def add(self, request: Request) -> None:
         """Queue a call."""
-        self.waiting[request] = None
+        request.rank = (-request.priority, next(self._arrivals))
+        self._calls[request] = None
+        self.fair.enter(request.scope.tenant)
+        self.waiting.add(request)
 
     def remove(self, request: Request) -> None:
-        """Forget a call that ended, wherever it stood."""
-        self.waiting.pop(request, None)
+        """Forget a call that ended, wherever it stood, and let go of all that it holds."""
+        if request not in self._calls:
+            return
+        del self._calls[request]
         self.running.pop(request, None)
+        self._admissions.forget(request)
+        self.fair.leave(request.scope.tenant)
+
+    def finish(self, request: Request) -> None:
+        """Note that one of a call's outputs has ended."""
+        request.num_unfinished -= 1
+        if request in self.waiting:
+            self.waiting.output_ended()
+
+    def release(self, sequence: Sequence, num_written: int) -> None:
+        """Give back what a sequence holds. Raises nothing: whoever calls has others to release."""
+        table, sequence.table = sequence.table, None
+        if table is None:
+            return
+        try:
+            self._cache.release(table, num_written)
+        except Exception:
+            logger.exception("Releasing a sequence's blocks failed")
 
     def schedule(self) -> StepPlan:
-        """Choose the chunks of the next step and admit what fits.
+        """Choose the chunks of the next step, admit what fits, and preempt what must give way.
 
         With a call waiting and none running, the plan holds an admitted or a failed one: there is no step without
         progress.
         """
         plan = StepPlan(self.limits.max_batch_tokens)
-        prefills = []
-        for request in self.running:
-            if not request.prompt_computed:
-                prefills.append(request)
-                continue
-            for sequence in request.unfinished:
-                plan.add(request, sequence)
-        for request in prefills:
-            plan.add(request, request.carrier)
-        self._admit(plan)
+        self._admissions.begin_step()
+        begun = self._schedule_decodes(plan)
+        self._schedule_prompts(plan, begun)
         return plan
 
-    def _admit(self, plan: StepPlan) -> None:
-        num_running = self.num_running_sequences
-        while self.waiting and plan.budget:
-            request = next(iter(self.waiting))
-            outputs = len(request.unfinished)
-            if num_running + outputs > self.limits.max_running:
-                return
-            try:
-                if not self._admit_one(request, outputs):
-                    return
-            except Exception as error:
-                del self.waiting[request]
-                plan.failed.append((request, error))
-                continue
-            num_running += outputs
-            plan.admitted.append(request)
-            plan.add(request, request.carrier)
+    def _schedule_decodes(self, plan: StepPlan) -> Begun:
+        """Give each sequence that has one token to compute its token. Returns those that have more."""
+        begun: Begun = {}
+        for request in list(self.running):
+            for sequence in request.live:
+                if sequence.table is None:
+                    break  # preempted by one before it
+                if sequence.num_uncomputed == 1:
+                    self._add_chunk(plan, request, sequence, 1)
+                else:
+                    begun.setdefault(request.scope.tenant, []).append((request, sequence))
+        return begun
 
-    def _admit_one(self, request: Request, outputs: int) -> bool:
-        """Move the first waiting call to the running ones, with all of its blocks or not at all."""
-        admission = self._cache.admit(
-            request.scope,
-            request.carrier.token_ids,
-            outputs=outputs,
-            max_new_tokens=request.sampling.max_tokens,
-            mode=request.cache_mode,
-            retention=request.retention,
-        )
-        if admission is None:
-            if not self.running:
-                raise RuntimeError("an idle pool has no room for a call that it can hold")
+    def _schedule_prompts(self, plan: StepPlan, begun: Begun) -> None:
+        """Give the rest of the budget away in turns."""
+        for sequences in begun.values():
+            sequences.sort(key=lambda item: item[0].rank, reverse=True)
+        turns = [(self.fair.clock(tenant), tenant) for tenant in {*begun, *self.waiting.tenants()}]
+        heapq.heapify(turns)
+        while turns and plan.budget > 0:
+            tenant = heapq.heappop(turns)[1]
+            if self._take_turn(plan, tenant, begun.get(tenant, [])):
+                heapq.heappush(turns, (self.fair.clock(tenant), tenant))
+
+    def _take_turn(self, plan: StepPlan, tenant: str, begun: list[tuple[Request, Sequence]]) -> bool:
+        """Give the tenant's next prompt a chunk, or admit its next call. Returns whether it had either."""
+        while begun and begun[-1][1].table is None:
+            begun.pop()  # preempted since
+        first = self.waiting.first(tenant)
+        if first is not None and (not begun or first.rank < begun[-1][0].rank) and self._admissions.admit(plan, first):
+            if first.state is RequestState.RUNNING:
+                (sequence,) = first.live
+                self._add_chunk(plan, first, sequence, min(sequence.num_uncomputed, plan.budget))
+            return True
+        if begun:
+            request, sequence = begun.pop()
+            self._add_chunk(plan, request, sequence, min(sequence.num_uncomputed, plan.budget))
+            return True
+        return False
+
+    def _add_chunk(self, plan: StepPlan, request: Request, sequence: Sequence, count: int) -> None:
+        if self._make_writable(plan, request, sequence, count):
+            plan.add(Chunk(request, sequence, count))
+            self.fair.charge(request.scope.tenant, count)
+
+    def _make_writable(self, plan: StepPlan, request: Request, sequence: Sequence, count: int) -> bool:
+        """Get the slots of a sequence's next tokens, from other calls if need be. Returns whether it has them now."""
+        table, start = sequence.table, sequence.num_computed
+        assert table is not None
+        try:
+            while True:
+                try:
+                    request.usage.copied_blocks += self._cache.writable(table, start, start + count)
+                except NoFreeBlocksError:
+                    victim = self._shares.gives_way(request)
+                    if victim is None:
+                        raise
+                    self._preempt(plan, victim)
+                    if victim is request:
+                        return False
+                else:
+                    return True
+        except Exception as error:
+            plan.failed.append((request, error))
             return False
-        request.carrier.table = admission.table
-        request.carrier.num_computed = admission.cached_tokens
-        request.miss_reason = admission.miss_reason
-        usage = request.usage
-        usage.block_hit_tokens = admission.block_hit_tokens
-        usage.partial_copy_tokens = admission.partial_copy_tokens
-        usage.claimed_tail_tokens = admission.claimed_tail_tokens
-        usage.copied_blocks = admission.copied_blocks
-        del self.waiting[request]
-        self.running[request] = None
-        request.state = RequestState.RUNNING
-        return True
+
+    def _preempt(self, plan: StepPlan, request: Request) -> None:
+        """Take everything back from a running call and let it wait, in its place in line.
+
+        It keeps its tokens, and its full blocks stay cached for when it comes back.
+        """
+        for sequence in request.live:
+            self.release(sequence, sequence.num_computed)
+            sequence.num_computed = 0
+        request.carrier = request.prompt = None
+        request.state = RequestState.WAITING
+        request.preemptions += 1
+        del self.running[request]
+        self.waiting.add(request)
+        plan.preempted.append(request)
+        self.fair.charge(request.scope.tenant, -plan.drop(request))

@@ -26,11 +26,11 @@ from prefixgate.proto.transport import SERVER_OPTIONS
 from prefixgate.worker.engine import Engine
 from prefixgate.worker.engine_thread import EngineThread
 from prefixgate.worker.health import Health
+from prefixgate.worker.limits import Limits
 from prefixgate.worker.loader import load_runner, poisons
 from prefixgate.worker.metrics import Reading, WorkerCollector
 from prefixgate.worker.model_runner import ModelRunner
 from prefixgate.worker.observations import Observations
-from prefixgate.worker.scheduler import Limits
 from prefixgate.worker.service import SHUTTING_DOWN, ServedModel, WorkerService
 from prefixgate.worker.socket_file import SocketFileError, claim_socket, private_files
 from prefixgate.worker.status_page import StatusPage

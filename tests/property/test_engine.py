@@ -15,6 +15,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from prefixgate.cache.accounts import TenantShare
+from prefixgate.cache.admission import CacheMode
 from prefixgate.worker.request import RefusedError, SamplingParams
 from prefixgate.worker.sequence import FinishReason
 from prefixgate.worker.witness_options import WitnessOptions
@@ -58,17 +60,31 @@ class EngineMachine(RuleBasedStateMachine):
 
     @initialize(
         num_blocks=st.integers(6, 24),
+        floors=st.sampled_from(
+            [{}, {}, {"acme": TenantShare(floor=3)}, {"bolt": TenantShare(2, 5), "acme": TenantShare(1)}]
+        ),
+        weights=st.sampled_from([{}, {"acme": 4.0}, {"bolt": 0.5}]),
         max_running=st.integers(1, 6),
         spare=st.sampled_from([0, 1, 9, 10, 15, 16, 40, 300]),
         max_waiting=st.sampled_from([0, 2, 100]),
     )
-    def start(self, num_blocks: int, max_running: int, spare: int, max_waiting: int) -> None:
+    def start(
+        self,
+        num_blocks: int,
+        floors: dict[str, TenantShare],
+        weights: dict[str, float],
+        max_running: int,
+        spare: int,
+        max_waiting: int,
+    ) -> None:
         self.driver = Driver(
             num_blocks,
             max_batch_tokens=max_running + spare,
             max_running=max_running,
             max_waiting=max_waiting,
             options=OPTIONS,
+            shares=floors,
+            weights=weights,
         )
 
     @rule(
@@ -77,12 +93,29 @@ class EngineMachine(RuleBasedStateMachine):
         n=st.sampled_from([1, 1, 1, 2, 3]),
         tenant=st.sampled_from(["acme", "acme", "bolt"]),
         deadline=st.sampled_from([None, None, None, 3.0]),
+        priority=st.sampled_from([0, 0, 0, 1]),
+        mode=st.sampled_from([CacheMode.DEFAULT, CacheMode.DEFAULT, CacheMode.READ_ONLY, CacheMode.BYPASS]),
     )
     def submit(
-        self, prompt: tuple[int, ...], sampling: SamplingParams, n: int, tenant: str, deadline: float | None
+        self,
+        prompt: tuple[int, ...],
+        sampling: SamplingParams,
+        n: int,
+        tenant: str,
+        deadline: float | None,
+        priority: int,
+        mode: CacheMode,
     ) -> None:
         try:
-            call = self.driver.submit(prompt, sampling=sampling, n=n, tenant=tenant, deadline_seconds=deadline)
+            call = self.driver.submit(
+                prompt,
+                sampling=sampling,
+                n=n,
+                tenant=tenant,
+                deadline_seconds=deadline,
+                priority=priority,
+                cache_mode=mode,
+            )
         except RefusedError as error:
             self.refusals.append(error.end.code)
             return
@@ -97,7 +130,7 @@ class EngineMachine(RuleBasedStateMachine):
         call = data.draw(st.sampled_from(self.calls))
         prompt = (*call.request.token_ids, *call.outputs.get(0, ()), *more)
         if len(prompt) + sampling.max_tokens <= OPTIONS.context:
-            self.submit(prompt, sampling, 1, call.request.scope.tenant, None)
+            self.submit(prompt, sampling, 1, call.request.scope.tenant, None, 0, CacheMode.DEFAULT)
 
     @precondition(lambda self: self.calls)
     @rule(data=st.data())
@@ -165,6 +198,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert sum(counts.generated_tokens.values()) == sum(call.usage.completion_tokens for call in self.calls)
         assert max(self.driver.runner.tokens_per_step, default=0) <= self.driver.limits.max_batch_tokens
         assert report.computed_tokens == sum(self.driver.runner.tokens_per_step)
+        assert counts.preemptions == sum(call.request.preemptions for call in self.calls)
         first_tokens = sum(1 for call in self.calls if call.outputs)
         assert counts.first_token_seconds.cumulative()[0][-1][1] == first_tokens
 

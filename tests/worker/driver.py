@@ -14,12 +14,12 @@ from prefixgate.cache.hashing import BlockHasher, CacheScope
 from prefixgate.cache.kv_storage import KVStorage, TorchKVStorage
 from prefixgate.cache.prefix_cache import PrefixCache
 from prefixgate.worker.engine import Engine
+from prefixgate.worker.limits import Limits
 from prefixgate.worker.logprobs import TokenLogprob
 from prefixgate.worker.model_runner import ModelRunner, ModelSpec, Row
 from prefixgate.worker.observations import Observations
 from prefixgate.worker.outbox import News
 from prefixgate.worker.request import End, Request, SamplingParams, Usage
-from prefixgate.worker.scheduler import Limits
 from prefixgate.worker.sequence import FinishReason
 from prefixgate.worker.witness import WitnessModel, witness_layout
 from prefixgate.worker.witness_options import WitnessOptions
@@ -125,6 +125,7 @@ class Driver:
         options: WitnessOptions | None = None,
         shares: Mapping[str, TenantShare] | None = None,
         hasher: BlockHasher | None = None,
+        weights: Mapping[str, float] | None = None,
     ) -> None:
         storage = TorchKVStorage(num_blocks, witness_layout())
         storage.poison(range(num_blocks))
@@ -138,6 +139,7 @@ class Driver:
             self.cache,
             self.limits,
             self.observations,
+            weights=weights,
             poison=True,
             clock=lambda: self.now,
         )
@@ -161,6 +163,7 @@ class Driver:
         sampling: SamplingParams | None = None,
         cache_mode: CacheMode = CacheMode.DEFAULT,
         retention: int | None = None,
+        priority: int = 0,
     ) -> Call:
         request = Request(
             token_ids=token_ids,
@@ -172,6 +175,7 @@ class Driver:
             time_limit_seconds=time_limit_seconds,
             cache_mode=cache_mode,
             retention=retention,
+            priority=priority,
         )
         call = Call(request)
         self.engine.submit(request)

@@ -11,11 +11,11 @@ from prefixgate.cache.hashing import BlockHasher, CacheScope
 from prefixgate.cache.kv_storage import TorchKVStorage
 from prefixgate.cache.prefix_cache import PrefixCache
 from prefixgate.worker.engine import Engine
+from prefixgate.worker.limits import Limits
 from prefixgate.worker.logprobs import TokenLogprob, logprobs_of
 from prefixgate.worker.model_runner import Row
 from prefixgate.worker.observations import Observations
 from prefixgate.worker.request import Request, SamplingParams
-from prefixgate.worker.scheduler import Limits
 from prefixgate.worker.witness import WitnessModel, witness_layout
 from prefixgate.worker.witness_options import WitnessOptions
 from tests.worker.driver import MODEL, Call, Driver, words

@@ -6,9 +6,11 @@ import pytest
 
 from prefixgate.cache.hashing import BlockHasher, CacheScope
 from prefixgate.cache.prefix_cache import PrefixCache
+from prefixgate.worker.limits import Limits
 from prefixgate.worker.outbox import News
 from prefixgate.worker.request import Request, RequestState, SamplingParams
-from prefixgate.worker.scheduler import Limits, Scheduler, StepPlan
+from prefixgate.worker.scheduler import Scheduler
+from prefixgate.worker.step_plan import StepPlan
 from tests.worker.driver import words
 
 

@@ -16,6 +16,7 @@ from prefixgate.config.settings import CacheSettings, WorkerSettings
 from prefixgate.worker.conversion import cache_folder
 from prefixgate.worker.embedded import embedded_folder
 from prefixgate.worker.engine import Engine
+from prefixgate.worker.limits import Limits
 from prefixgate.worker.loader import load_runner
 from prefixgate.worker.model_folder import load_model
 from prefixgate.worker.model_runner import ModelRunner
@@ -23,7 +24,6 @@ from prefixgate.worker.observations import Observations
 from prefixgate.worker.outbox import News
 from prefixgate.worker.probe import stock_logits
 from prefixgate.worker.request import Request, SamplingParams
-from prefixgate.worker.scheduler import Limits
 
 pytestmark = pytest.mark.timeout(900)  # the first run downloads 93 MB and converts them
 

@@ -1,0 +1,123 @@
+"""What each tenant may hold of the pool and of the batch while others want some too, and who gives way."""
+
+from collections.abc import Collection
+
+from prefixgate.cache.accounts import Account
+from prefixgate.cache.prefix_cache import PrefixCache
+from prefixgate.worker.fair_share import FairShare
+from prefixgate.worker.request import Request
+
+
+class Shares:
+    """Compares what tenants have with their parts.
+
+    A part of the pool is the tenant's floor and, of what no floor covers, as much as its weight among the active
+    tenants says. The parts come to no more than there is: where one tenant has less than its part and the pool is
+    short, another has more than its own, and that one gives way.
+
+    The running call that is first in (priority, arrival) never does, so that whatever happens one call gets to its end.
+    """
+
+    def __init__(self, cache: PrefixCache, fair: FairShare, running: Collection[Request], max_running: int) -> None:
+        """``running`` is the scheduler's own, looked at when asked."""
+        self._cache = cache
+        self._fair = fair
+        self._running = running
+        self._max_running = max_running
+
+    def may_add(self, tenant: str, *, blocks: int, sequences: int) -> bool:
+        """Whether a tenant that is given so much more stays within its part."""
+        has_blocks = _had(self._account(tenant)) + blocks <= self._blocks(tenant)
+        return has_blocks and self._used(tenant) + sequences <= self._sequences(tenant)
+
+    def is_at_cap(self, tenant: str, blocks: int) -> bool:
+        """Whether it is the tenant's own cap that keeps it from having so many blocks more."""
+        account = self._account(tenant)
+        return _had(account) + blocks > account.cap
+
+    def can_free(self, asker: Request, *, blocks: int, sequences: int) -> bool:
+        """Whether those that would make way for a waiting call have so much more than their parts."""
+        first = self._first()
+        spare_blocks = spare_sequences = 0
+        for tenant in self._served_no_less(asker):
+            kept_blocks, kept_sequences = self._blocks(tenant), self._sequences(tenant)
+            if first is not None and first.scope.tenant == tenant:
+                held = sum(len(sequence.table.block_ids) for sequence in first.live if sequence.table)
+                kept_blocks, kept_sequences = max(kept_blocks, held), max(kept_sequences, first.num_unfinished)
+            spare_blocks += max(0, _had(self._account(tenant)) - kept_blocks)
+            spare_sequences += max(0, self._used(tenant) - kept_sequences)
+        return blocks <= spare_blocks and sequences <= spare_sequences
+
+    def makes_way(self, asker: Request, *, for_blocks: bool) -> Request | None:
+        """The running call that is preempted for a waiting one that stays within its tenant's part.
+
+        It is another tenant's that has more than its part, of blocks or else of sequences, and was served no less.
+        """
+        exceeds = self._exceeds_blocks if for_blocks else self._exceeds_sequences
+        return self._last_of({tenant for tenant in self._served_no_less(asker) if exceeds(tenant)})
+
+    def gives_way(self, asker: Request) -> Request | None:
+        """The running call that is preempted so that a running one can go on: the asker itself where it comes to that.
+
+        None where the first call runs out and nobody has anything for it, which admission rules out.
+        """
+        tenant = asker.scope.tenant
+        if self.is_at_cap(tenant, 1):
+            tenants = {tenant}
+        else:
+            tenants = {name for name in self._tenants() if self._exceeds_blocks(name, more=int(name == tenant))}
+        victim = self._last_of(tenants)
+        if victim is None and asker is not self._first():
+            return asker
+        if victim is None:
+            victim = self._last_of({name for name in self._tenants() if name == tenant or self._exceeds_floor(name)})
+        return victim
+
+    def _tenants(self) -> set[str]:
+        return {request.scope.tenant for request in self._running}
+
+    def _served_no_less(self, asker: Request) -> set[str]:
+        """The running tenants other than the asker's whose work is not behind its tenant's."""
+        tenant = asker.scope.tenant
+        mine = self._fair.clock(tenant)
+        return {name for name in self._tenants() if name != tenant and self._fair.clock(name) >= mine}
+
+    def _first(self) -> Request | None:
+        return min(self._running, key=_rank, default=None)
+
+    def _last_of(self, tenants: Collection[str]) -> Request | None:
+        """The last running call of these tenants in (priority, arrival), which is never the first of all."""
+        first = self._first()
+        calls = (request for request in self._running if request.scope.tenant in tenants and request is not first)
+        return max(calls, key=_rank, default=None)
+
+    def _exceeds_blocks(self, tenant: str, *, more: int = 0) -> bool:
+        return _had(self._account(tenant)) + more > self._blocks(tenant)
+
+    def _exceeds_sequences(self, tenant: str) -> bool:
+        return self._used(tenant) > self._sequences(tenant)
+
+    def _exceeds_floor(self, tenant: str) -> bool:
+        account = self._account(tenant)
+        return account.held > account.floor
+
+    def _used(self, tenant: str) -> int:
+        return sum(request.num_unfinished for request in self._running if request.scope.tenant == tenant)
+
+    def _blocks(self, tenant: str) -> int:
+        return self._cache.accounts.portion(tenant, self._fair.part(tenant))
+
+    def _sequences(self, tenant: str) -> int:
+        return max(1, int(self._max_running * self._fair.part(tenant)))
+
+    def _account(self, tenant: str) -> Account:
+        return self._cache.accounts.view(tenant)
+
+
+def _had(account: Account) -> int:
+    """Blocks that the tenant's live calls hold or were promised."""
+    return account.active + account.promised
+
+
+def _rank(request: Request) -> tuple[int, int]:
+    return request.rank
