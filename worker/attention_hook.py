@@ -6,7 +6,7 @@ import torch
 from transformers import AttentionInterface
 
 from prefixgate.cache.kv_storage import KVStorage
-from prefixgate.worker.attention import KEYS, VALUES, AttentionBackend, PackedStep
+from prefixgate.worker.attention import AttentionBackend, PackedStep, Scoring
 from prefixgate.worker.model_runner import ModelRefusedError
 
 HARMLESS_ARGUMENTS = frozenset(
@@ -33,6 +33,7 @@ class PagedAttention:
         """Set the step that the following calls belong to."""
         self.step = step
         self.layers_called = []
+        self._backend.begin(step)
 
     def __call__(
         self,
@@ -43,19 +44,21 @@ class PagedAttention:
         attention_mask: torch.Tensor | None,
         scaling: float | None = None,
         sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: torch.Tensor | None = None,
         **arguments: Any,
     ) -> tuple[torch.Tensor, None]:
         """Write one layer's new slots, then attend: ``[1, heads, T, head_dim]`` gives ``[1, T, heads, head_dim]``."""
         refuse_unknown(attention_mask, arguments)
         if self.step is None:
             raise RuntimeError("attention was called outside a step")
-        step, index = self.step, layer_index(module)
+        index = layer_index(module)
         self.layers_called.append(index)
         layer = self._storage.data[:, index]
-        layer[step.blocks, KEYS, step.offsets] = key[0].transpose(0, 1)
-        layer[step.blocks, VALUES, step.offsets] = value[0].transpose(0, 1)
+        self._backend.write(key[0].transpose(0, 1), value[0].transpose(0, 1), layer)
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        output = self._backend.attend(query[0].transpose(0, 1).contiguous(), layer, step, scale, sliding_window)
+        scoring = Scoring(scale, sliding_window, softcap, s_aux)
+        output = self._backend.attend(query[0].transpose(0, 1), layer, scoring)
         return output[None], None
 
 

@@ -1,16 +1,15 @@
 """GGUF files become model folders, once: the result is kept in the cache folder and found there by later starts."""
 
-import fcntl
 import os
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from prefixgate.worker.file_lock import locked
 from prefixgate.worker.model_runner import ModelRefusedError
 
 _VERSION = 1
@@ -29,7 +28,7 @@ def converted_folder(
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(target.with_suffix(".lock"), progress):
+    with locked(target.with_suffix(".lock"), progress):
         if not target.is_dir():
             with tempfile.TemporaryDirectory(dir=target.parent, prefix="unfinished-") as scratch:
                 gguf = fetch(Path(scratch))
@@ -56,18 +55,6 @@ def convert(gguf: Path, folder: Path) -> None:
     model.config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-@contextmanager
-def _locked(path: Path, progress: Callable[[str], None]) -> Iterator[None]:
-    """Hold a lock between processes; the system drops it with the process, however that ends."""
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress("waiting for another process that prepares the same model")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _megabytes(path: Path) -> str:

@@ -10,11 +10,15 @@ from transformers.utils import logging as transformers_logging
 from prefixgate.cache.kv_storage import KVLayout, TorchKVStorage
 from prefixgate.config.settings import WorkerSettings
 from prefixgate.worker import embedded
+from prefixgate.worker.attention import AttentionBackend
 from prefixgate.worker.conversion import cache_folder, converted_folder
+from prefixgate.worker.cpu_attention import cpu_attention
 from prefixgate.worker.file_digests import FileDigests
 from prefixgate.worker.model_folder import eos_ids, load_model, load_text, model_fingerprint
 from prefixgate.worker.model_runner import ModelRefusedError, ModelSpec
+from prefixgate.worker.native_library import NativeUnavailableError
 from prefixgate.worker.probe import probe, probe_ids, refuse_moving_rope, stock_logits, survey
+from prefixgate.worker.sdpa_attention import SdpaBackend
 from prefixgate.worker.transformers_runner import TransformersRunner
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -51,9 +55,10 @@ def load_pretrained(
         kv_layout=layout,
         text=load_text(folder),
     )
-    probe(model, spec, expected)
+    backend = _backend(device, layout.dtype, cache, progress)
+    probe(model, spec, expected, backend)
     blocks = pool_blocks(layout)
-    runner = TransformersRunner(model, spec, TorchKVStorage(blocks, layout, device=device))
+    runner = TransformersRunner(model, spec, TorchKVStorage(blocks, layout, device=device), backend)
     progress(
         f"{spec.name} is ready on {device}: {sum(p.numel() for p in model.parameters()) / 1e6:.0f} M parameters, "
         f"{blocks:,} blocks of {layout.block_bytes / 1024:.0f} KiB for {blocks * layout.block_size:,} tokens"
@@ -82,6 +87,21 @@ def _device(name: str) -> torch.device:
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
         raise ModelRefusedError(f"worker.device: {name!r}, but there are {torch.cuda.device_count()} CUDA devices")
     return torch.device(name)
+
+
+def _backend(
+    device: torch.device, dtype: torch.dtype, cache: Path, progress: Callable[[str], None]
+) -> AttentionBackend:
+    """Return the fastest attention there is for a device and a number format."""
+    if device.type != "cpu":
+        return SdpaBackend()
+    try:
+        return cpu_attention(dtype, cache, progress)
+    except NativeUnavailableError as error:
+        progress(
+            f"attention runs on torch alone, which is slower, since the compiled operator is not to be had: {error}"
+        )
+        return SdpaBackend()
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype | None:

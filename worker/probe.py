@@ -13,6 +13,7 @@ from transformers import AttentionInterface
 
 from prefixgate.cache.hashing import CacheScope
 from prefixgate.cache.kv_storage import KVLayout, TorchKVStorage
+from prefixgate.worker.attention import AttentionBackend
 from prefixgate.worker.attention_hook import layer_index, refuse_unknown, use_attention
 from prefixgate.worker.model_runner import ModelRefusedError, ModelSpec, Row
 from prefixgate.worker.transformers_runner import TransformersRunner
@@ -84,6 +85,8 @@ class _Survey:
         attention_mask: torch.Tensor | None,
         scaling: float | None = None,
         sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: torch.Tensor | None = None,
         **arguments: Any,
     ) -> tuple[torch.Tensor, None]:
         refuse_unknown(attention_mask, arguments)
@@ -130,8 +133,8 @@ def _sizes(call: LayerCall) -> str:
     )
 
 
-def probe(model: Any, spec: ModelSpec, expected: torch.Tensor) -> None:
-    """Compare our path with the logits that the model itself gave for ``probe_ids``.
+def probe(model: Any, spec: ModelSpec, expected: torch.Tensor, backend: AttentionBackend) -> None:
+    """Compare our path, by the backend that will serve, with the logits that the model gave for ``probe_ids``.
 
     Two sequences of the same tokens run side by side through a small poisoned pool, in chunks that fit no block and
     then token by token, so that a layer which mixes the tokens of one step with each other shows as well.
@@ -141,7 +144,7 @@ def probe(model: Any, spec: ModelSpec, expected: torch.Tensor) -> None:
     blocks = -(-len(token_ids) // layout.block_size)
     storage = TorchKVStorage(2 * blocks, layout, device=expected.device)
     storage.poison(range(2 * blocks))
-    runner = TransformersRunner(model, spec, storage)
+    runner = TransformersRunner(model, spec, storage, backend)
     tables = [list(range(0, 2 * blocks, 2)), list(range(2 * blocks - 1, 0, -2))]
     limit = TOLERANCE[layout.dtype] * float(expected.abs().max())
     scope = CacheScope("probe", spec.name)

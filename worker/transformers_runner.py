@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from prefixgate.cache.kv_storage import KVStorage
-from prefixgate.worker.attention import AttentionBackend, PackedStep, SdpaBackend
+from prefixgate.worker.attention import AttentionBackend, PackedStep
 from prefixgate.worker.attention_hook import PagedAttention, use_attention
 from prefixgate.worker.model_runner import ModelSpec, Row
 
@@ -22,12 +22,23 @@ class TransformersRunner:
     """A ``ModelRunner`` over a loaded causal language model."""
 
     def __init__(
-        self, model: Any, spec: ModelSpec, storage: KVStorage, backend: AttentionBackend | None = None
+        self,
+        model: Any,
+        spec: ModelSpec,
+        storage: KVStorage,
+        backend: AttentionBackend,
+        *,
+        share_prefixes: bool = True,
     ) -> None:
+        """Make the model's layers attend over ``storage`` by ``backend``.
+
+        ``share_prefixes`` false attends to what rows have in common once for each of them.
+        """
         self.spec = spec
         self.storage = storage
         self.model = model
-        self.attention = PagedAttention(storage, backend or SdpaBackend())
+        self._share_prefixes = share_prefixes
+        self.attention = PagedAttention(storage, backend)
         use_attention(model, self.attention.name)
         self._selects_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
@@ -40,7 +51,7 @@ class TransformersRunner:
         return logits.clone()
 
     def _compute(self, rows: Sequence[Row]) -> torch.Tensor:
-        step = PackedStep(rows, self.storage.layout.block_size, self.storage.data.device)
+        step = PackedStep(rows, self.storage.layout.block_size, self.storage.data.device, share=self._share_prefixes)
         self.attention.begin(step)
         wanted = {"logits_to_keep": step.wanted} if self._selects_logits else {}
         output = self.model(

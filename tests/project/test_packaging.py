@@ -6,7 +6,7 @@ from packaging.utils import NormalizedName, canonicalize_name
 from packaging.version import Version
 
 from prefixgate.config.version import VERSION
-from tests.project.tree import PACKAGES, ROOT, project_settings
+from tests.project.tree import PACKAGES, ROOT, project_settings, tracked_files
 
 
 def requirements() -> list[Requirement]:
@@ -41,6 +41,15 @@ def test_init_files_are_empty() -> None:
 def test_subfolders_of_packages_hold_no_modules() -> None:
     # They would be in no wheel: packages are listed one by one.
     assert [path for name in PACKAGES for path in (ROOT / name).glob("*/**/*.py")] == []
+
+
+def test_files_beside_the_modules_are_packaged() -> None:
+    data = project_settings()["tool"]["setuptools"]["package-data"]
+    beside = [path for path in tracked_files() if path.parent.name in PACKAGES and path.suffix != ".py"]
+    assert ROOT / "worker" / "cpu_attention.cpp" in beside
+    for path in beside:
+        patterns = [*data["*"], *data.get(f"prefixgate.{path.parent.name}", [])]
+        assert any(path.match(pattern) for pattern in patterns), path.name
 
 
 def test_what_the_gateway_may_use_of_the_cache_brings_nothing_else_of_it() -> None:

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from prefixgate.cache.kv_storage import KVLayout
 from prefixgate.config.settings import CacheSettings, WorkerSettings
+from prefixgate.worker.conversion import cache_folder
 from prefixgate.worker.loader import load_runner
 from prefixgate.worker.model_runner import ModelRefusedError
 from prefixgate.worker.pretrained import load_pretrained
@@ -29,7 +30,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def load(tmp_path: Path) -> Load:
-    """Load with a cache folder of the test's own and a pool of 8 blocks."""
+    """Load with a cache folder of the test's own and a pool of 8 blocks. What is compiled is kept for all tests."""
+    compiled = cache_folder() / "native"
+    compiled.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "native").symlink_to(compiled)
 
     def load(settings: WorkerSettings) -> TransformersRunner:
         return load_pretrained(settings, lambda layout: 8, lambda line: None, tmp_path / "cache")
@@ -46,6 +51,17 @@ def test_a_folder_becomes_a_runner(folder: Path, load: Load) -> None:
     assert runner.spec.kv_layout == KVLayout(2, 2, 8, torch.float32)
     assert runner.storage.num_blocks == 8
     assert runner.forward([row([1, 2, 3], 0, [7])]).shape == (1, 259)
+
+
+def test_without_a_compiler_a_model_runs_on_torch_alone_and_says_so(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    lines: list[str] = []
+    settings = WorkerSettings(model=str(folder), device="cpu")
+    runner = load_pretrained(settings, lambda layout: 8, lines.append, tmp_path)
+    assert runner.forward([row([1, 2, 3], 0, [7])]).isfinite().all()
+    assert [line for line in lines if "attention runs on torch alone" in line and "no-such-compiler" in line]
 
 
 def test_the_pool_is_clean_after_the_probe(folder: Path, load: Load) -> None:

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import BloomConfig, DeepseekV3Config, Gemma2Config, MambaConfig
+from transformers import BloomConfig, DeepseekV3Config, MambaConfig
 
 from prefixgate.cache.kv_storage import KVLayout
 from prefixgate.worker.model_runner import ModelRefusedError, ModelSpec, TextAssets
 from prefixgate.worker.probe import probe, probe_ids, refuse_moving_rope, stock_logits, survey
+from prefixgate.worker.sdpa_attention import SdpaBackend
 from tests.worker.tiny_models import CONTEXT, SIZES, VOCABULARY, llama_config, make_model
 
 
@@ -22,7 +23,7 @@ def test_a_plain_model_passes_and_its_slots_are_known() -> None:
     expected = stock_logits(model, probe_ids(VOCABULARY, CONTEXT))
     layout = survey(model)
     assert layout == KVLayout(num_layers=2, num_kv_heads=2, head_dim=8, dtype=torch.float32)
-    probe(model, spec_of(layout), expected)
+    probe(model, spec_of(layout), expected, SdpaBackend())
 
 
 @pytest.mark.parametrize("context", [1, 2, 20])
@@ -31,7 +32,7 @@ def test_a_short_context_is_probed_as_far_as_it_goes(context: int) -> None:
     expected = stock_logits(model, probe_ids(VOCABULARY, context))
     assert len(expected) == context
     layout = survey(model)
-    probe(model, ModelSpec("tiny", "1", VOCABULARY, (2,), context, layout, TextAssets(b"")), expected)
+    probe(model, ModelSpec("tiny", "1", VOCABULARY, (2,), context, layout, TextAssets(b"")), expected, SdpaBackend())
 
 
 @pytest.mark.parametrize("position", [0, 18, 25, 39])
@@ -41,7 +42,7 @@ def test_logits_that_differ_anywhere_are_refused(position: int) -> None:
     expected[position:, 17] += 0.1
     layout = survey(model)
     with pytest.raises(ModelRefusedError, match=r"logits differ by 0\.1 from those of the model's own"):
-        probe(model, spec_of(layout), expected)
+        probe(model, spec_of(layout), expected, SdpaBackend())
 
 
 def test_logits_that_are_no_numbers_are_refused() -> None:
@@ -50,7 +51,7 @@ def test_logits_that_are_no_numbers_are_refused() -> None:
     with torch.no_grad():
         model.lm_head.weight[5] = float("nan")
     with pytest.raises(ModelRefusedError, match="logits differ by nan"):
-        probe(model, spec_of(survey(model)), expected)
+        probe(model, spec_of(survey(model)), expected, SdpaBackend())
 
 
 def test_tokens_that_mix_outside_attention_are_refused() -> None:
@@ -60,7 +61,7 @@ def test_tokens_that_mix_outside_attention_are_refused() -> None:
     model.model.layers[0].mlp.forward = lambda hidden: original(hidden + 0.1 * hidden.roll(1, dims=1))
     expected = stock_logits(model, probe_ids(VOCABULARY, CONTEXT))
     with pytest.raises(ModelRefusedError, match="logits differ"):
-        probe(model, spec_of(survey(model)), expected)
+        probe(model, spec_of(survey(model)), expected, SdpaBackend())
 
 
 def test_a_layer_that_attends_twice_is_refused() -> None:
@@ -88,7 +89,6 @@ def test_layers_with_different_heads_are_refused() -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        pytest.param(Gemma2Config(**SIZES, head_dim=8), "has 'softcap', which is not supported", id="softcap"),
         pytest.param(
             MambaConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, state_size=4),
             "0 of 2 layers use the attention hook",

@@ -13,8 +13,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 
 from prefixgate.cache.hashing import CacheScope
 from prefixgate.cache.kv_storage import TorchKVStorage
+from prefixgate.worker.attention import AttentionBackend
 from prefixgate.worker.model_runner import ModelSpec, Row, TextAssets
 from prefixgate.worker.probe import survey
+from prefixgate.worker.sdpa_attention import SdpaBackend
 from prefixgate.worker.transformers_runner import TransformersRunner
 from prefixgate.worker.witness_text import witness_text
 
@@ -50,13 +52,13 @@ def make_model(config: Any, seed: int = 0) -> Any:
     return model
 
 
-def make_runner(model: Any, num_blocks: int = 16) -> TransformersRunner:
+def make_runner(model: Any, num_blocks: int = 16, backend: AttentionBackend | None = None) -> TransformersRunner:
     """Put a model over a pool in which every slot is poisoned."""
     layout = survey(model)
     storage = TorchKVStorage(num_blocks, layout)
     storage.poison(range(num_blocks))
     spec = ModelSpec("tiny", "1", VOCABULARY, (2,), CONTEXT, layout, TextAssets(b""))
-    return TransformersRunner(model, spec, storage)
+    return TransformersRunner(model, spec, storage, backend or SdpaBackend())
 
 
 def row(token_ids: Sequence[int], start: int, block_ids: Sequence[int], *, needs_logits: bool = True) -> Row:
