@@ -41,7 +41,7 @@ def logprobs_of(logits: torch.Tensor, token_ids: Sequence[int], counts: Sequence
 
 def _logprobs_of(logits: torch.Tensor, token_ids: Sequence[int], counts: Sequence[int]) -> list[TokenLogprob]:
     chosen = torch.tensor(token_ids, device=logits.device)[:, None]
-    ranks = (logits > logits.gather(1, chosen)).sum(dim=1) + 1
+    ranks = (logits > logits.gather(1, chosen)).count_nonzero(dim=1) + 1
     _, top_ids = leading(logits, max(counts))
     # Not by way of logsumexp: its sum is split between threads in a way that depends on the number of lines.
     wanted = logits.double().log_softmax(dim=1).gather(1, torch.cat((chosen, top_ids), dim=1))

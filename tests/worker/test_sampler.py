@@ -98,7 +98,6 @@ def slow_choice(line: list[float], row_params: SamplingParams, output: Output) -
     weights = [math.exp((logits[token] - logits[order[0]]) / row_params.temperature) for token in order]
     if math.isnan(weights[0]):
         return None
-    is_limited = row_params.top_p < 1 or (row_params.top_k or VOCABULARY) < VOCABULARY
     weights = weights[: row_params.top_k]
     total, before = sum(weights), 0.0
     kept: list[float] = []
@@ -107,9 +106,7 @@ def slow_choice(line: list[float], row_params: SamplingParams, output: Output) -
             break
         kept.append(weight)
         before += weight
-    choices = [(token, w) for token, w in zip(order, kept, strict=False) if w >= row_params.min_p * kept[0]]
-    if not is_limited:
-        choices.sort()
+    choices = sorted((token, w) for token, w in zip(order, kept, strict=False) if w >= row_params.min_p * kept[0])
     target = uniform(row_params.seed, output.index, output.num_output) * sum(w for _, w in choices)
     for token, weight in choices:
         target -= weight
