@@ -1,0 +1,58 @@
+"""The metrics pages of real processes: what they say they are, and that no client can make them grow."""
+
+import random
+import string
+
+import grpc
+import pytest
+
+from tests.integration.asking import Stream, prompt
+from tests.integration.scrape import Page
+from tests.integration.sidecar import Sidecar
+from tests.project.metrics_page import Line, read_page
+
+PAGE = read_page()
+
+
+@pytest.fixture(scope="module")
+def pages(sidecar: Sidecar) -> dict[str, Page]:
+    """Both pages, after calls that touched every metric."""
+    with sidecar.channel() as channel:
+        assert Stream(channel, prompt("0 all", 40, n=2)).rest() is grpc.StatusCode.OK
+        assert Stream(channel, prompt("", 1), tenant="mallory").rest() is grpc.StatusCode.UNAUTHENTICATED
+    gateway, worker = sidecar.until_idle()
+    return {"gateway": gateway, "worker": worker}
+
+
+@pytest.mark.parametrize("process", PAGE)
+def test_a_scrape_holds_what_the_page_says_and_nothing_else(process: str, pages: dict[str, Page]) -> None:
+    assert pages[process].kinds == {line.name: line.kind for line in PAGE[process]}
+
+
+@pytest.mark.parametrize(
+    ("process", "line"), [(process, line) for process, lines in PAGE.items() for line in lines], ids=str
+)
+def test_samples_carry_the_labels_that_the_page_names(process: str, line: Line, pages: dict[str, Page]) -> None:
+    assert pages[process].labels(line.name) == set(line.labels)
+
+
+def test_names_that_clients_choose_make_no_series(sidecar: Sidecar) -> None:
+    rng = random.Random(3)
+
+    def anything() -> str:
+        return "".join(rng.choices(string.ascii_letters, k=12))
+
+    def call(channel: grpc.Channel) -> None:
+        served = prompt("0 series", 2)
+        served.request_id, served.cache.salt = anything(), anything()
+        unserved = prompt("0 series", 2)
+        unserved.model = anything()
+        for request, tenant in ((served, "bolt"), (served, anything()), (unserved, "bolt")):
+            Stream(channel, request, tenant).rest()
+
+    with sidecar.channel() as channel:
+        call(channel)
+        before = [set(page.samples) for page in sidecar.until_idle()]
+        for _ in range(100):
+            call(channel)
+    assert [set(page.samples) for page in sidecar.until_idle()] == before
