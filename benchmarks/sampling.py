@@ -1,6 +1,6 @@
 """How long it takes to choose a step's tokens, for rows that ask for this or that.
 
-    python benchmarks/sampling.py [--rows 64] [--json FILE]
+    python -m benchmarks.sampling [--rows 64] [--json FILE]
 
 Prints milliseconds for a whole batch, the median of many, on the vocabulary of the witness model and on one of the
 embedded model's size. Under ``--json`` they stand as ``VOCABULARY/KIND``. Rows that ask for nothing must not pay for
@@ -47,7 +47,8 @@ def milliseconds(logits: torch.Tensor, params: SamplingParams) -> float:
     vocabulary = logits.shape[1]
     tokens = [(7 * position) % vocabulary for position in range(PROMPT + OUTPUT)]
     rows = [(params, Sequence(0, token_ids=list(tokens), num_output=OUTPUT)) for _ in range(len(logits))]
-    sampler, times = Sampler(frozenset({0})), []
+    sampler = Sampler(frozenset({0}))
+    times: list[float] = []
     end = time.perf_counter() + SECONDS
     while len(times) < 3 or time.perf_counter() < end:
         since = time.perf_counter()

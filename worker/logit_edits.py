@@ -23,12 +23,17 @@ def needs_edits(params: SamplingParams, output: Output) -> bool:
 def edited(
     logits: torch.Tensor, rows: Sequence[tuple[SamplingParams, Output]], eos_ids: frozenset[int]
 ) -> torch.Tensor:
-    """Return the edited float64 copy of ``[R, V]`` logits, a line for each row."""
+    """Return the edited float64 copy of finite ``[R, V]`` logits, a line for each row.
+
+    Raises ValueError where nothing is left of a line, so that no token is made up for it.
+    """
     copy = logits.double()
     penalise(copy, rows)
     _add_biases(copy, rows)
     copy = _keep_allowed(copy, rows)
     _ban(copy, rows, eos_ids)
+    if (copy.amax(dim=1) == float("-inf")).any():
+        raise ValueError("allowed and banned ids leave a row no token to choose")
     return copy
 
 

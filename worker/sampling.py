@@ -72,23 +72,20 @@ def finite_rows(logits: torch.Tensor) -> list[bool]:
 
 
 def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
-    """Choose one token id for each line of ``[R, V]`` logits.
+    """Choose one token id for each line of ``[R, V]`` logits, of which any but not all may be -inf: never chosen.
 
     Greedy takes the lowest id among equals. Otherwise temperature comes first, then ``top_k``, then ``top_p`` over
-    what ``top_k`` left, then ``min_p``; among equal logits lower ids count as more likely. A logit may be -inf, which
-    is never chosen. Raises ValueError where a row leaves nothing to choose.
+    what ``top_k`` left, then ``min_p``; among equal logits lower ids count as more likely.
     """
     vocabulary = logits.shape[1]
     groups: dict[_Choose, list[int]] = {}
     for row, draw in enumerate(draws):
         groups.setdefault(_way(draw, vocabulary), []).append(row)
-    chosen = [vocabulary] * len(draws)
+    chosen = [0] * len(draws)
     for choose, rows in groups.items():
         lines = logits if len(rows) == len(draws) else logits[rows]
         for row, token_id in zip(rows, choose(lines, [draws[row] for row in rows]), strict=True):
             chosen[row] = token_id
-    if max(chosen, default=0) >= vocabulary:
-        raise ValueError("a row leaves no token to choose")
     return chosen
 
 
@@ -142,8 +139,6 @@ def _num_left(ordered: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
     """Count what ``top_k``, ``top_p`` and ``min_p`` leave of logits in falling order: each cuts off an end."""
     size, device = ordered.shape[1], ordered.device
     weights = _weights(ordered, ordered[:, :1], draws)
-    if weights[:, 0].isnan().any():
-        raise ValueError("a row leaves no token to choose")
     top_k = torch.tensor([[min(draw.top_k or size, size)] for draw in draws], device=device)
     cumulated = weights.cumsum(dim=1)
     # Rounding can bring a sum to the whole early: at 1 nothing is cut.

@@ -6,6 +6,7 @@ from grpc import StatusCode
 from prefixgate.worker.executor import MAX_FAILED_STEPS, ExecutorFailedError
 from prefixgate.worker.model_runner import Row
 from prefixgate.worker.request import SamplingParams
+from prefixgate.worker.token_set import TokenSet
 from tests.worker.driver import Driver, solo, words
 
 POISON_ID = 255
@@ -79,6 +80,17 @@ class TestFaults:
         driver.run()
         assert bad.code is StatusCode.INTERNAL
         assert [call.outputs for call in good] == [solo(prompt, 5) for prompt in prompts]
+        driver.assert_idle()
+
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    def test_a_row_that_cannot_be_sampled_ends_its_call_alone(self, temperature: float) -> None:
+        driver = Driver()
+        nothing = SamplingParams(5, temperature, allowed_ids=TokenSet.of([65]), banned_ids=TokenSet.of([65]))
+        good = driver.submit(words(20), 5)
+        bad = driver.submit(words(20, 3), sampling=nothing, n=2)
+        driver.run()
+        assert (bad.code, bad.outputs) == (StatusCode.INTERNAL, {})
+        assert good.outputs == solo(words(20), 5)
         driver.assert_idle()
 
     def test_what_an_exception_says_is_not_told_to_the_client(self) -> None:

@@ -1,5 +1,6 @@
 """Sampling: what a row draws depends on its own logits and its own draw, and the draws follow the distribution."""
 
+import math
 from collections import Counter
 
 import pytest
@@ -136,10 +137,11 @@ class TestLargeVocabularies:
         assert together[::-1] == sample(logits.flip(0), draws[::-1])
 
 
-@pytest.mark.parametrize("draw", [Draw(1.0), Draw(1.0, top_k=2), Draw(1.0, top_p=0.5), Draw(1.0, min_p=0.5)])
-def test_a_row_of_which_nothing_is_left_raises_and_gives_no_token(draw: Draw) -> None:
-    with pytest.raises((ValueError, RuntimeError)):
-        sample(torch.full((1, 8), float("-inf")), [draw])
+@pytest.mark.parametrize("draw", [Draw(), Draw(1.0), Draw(100.0, top_k=3), Draw(1.0, top_p=0.9), Draw(1.0, min_p=0.1)])
+def test_what_has_no_likelihood_is_never_chosen(draw: Draw) -> None:
+    line = [-math.inf, -3.0, -math.inf, -3.5]
+    assert set(counted(draw, line, 400)) <= {1, 3}
+    assert set(counted(draw, [-math.inf, -math.inf, -700.0, -math.inf], 50)) == {2}
 
 
 def test_a_limit_at_or_above_the_vocabulary_draws_as_no_limit_does() -> None:
