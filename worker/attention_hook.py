@@ -10,8 +10,11 @@ from prefixgate.worker.attention import AttentionBackend, PackedStep, Scoring
 from prefixgate.worker.model_runner import ModelRefusedError
 
 HARMLESS_ARGUMENTS = frozenset(
-    {"cache_position", "dropout", "is_causal", "output_attentions", "position_embeddings", "position_ids", "use_cache"}
-)
+    {
+        "cache_position", "dropout", "is_causal", "output_attentions", "output_router_logits", "position_embeddings",
+        "position_ids", "use_cache",
+    }
+)  # fmt: skip
 """What layers pass to an attention function that says nothing our function does not know."""
 
 

@@ -99,6 +99,12 @@ class _Survey:
 @torch.inference_mode()
 def survey(model: Any) -> KVLayout:
     """Find out what one token's keys and values look like. Raises ModelRefusedError where a pool cannot hold them."""
+    reusing = sum(bool(getattr(module, "is_kv_shared_layer", False)) for module in model.modules())
+    if reusing:
+        raise ModelRefusedError(
+            f"{reusing} layer{'s use' if reusing > 1 else ' uses'} the keys and values of another; "
+            "a pool holds those of each layer"
+        )
     seen = _Survey()
     name = f"prefixgate_survey_{id(seen):x}"
     AttentionInterface.register(name, seen)

@@ -6,12 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import GPT2Config, MistralConfig, Qwen3Config
 
 from prefixgate.cache.copy_plan import Copy
 from prefixgate.worker.model_runner import Row
 from prefixgate.worker.probe import stock_logits
-from tests.worker.tiny_models import CONTEXT, SCOPE, SIZES, VOCABULARY, llama_config, make_model, make_runner, row
+from tests.worker.tiny_models import SCOPE, VOCABULARY, llama_config, make_model, make_runner, row
 
 PROMPT = [(7 * i + 3) % VOCABULARY for i in range(45)]
 
@@ -86,25 +85,6 @@ def test_slots_beyond_the_length_are_never_read(llama: Any, expected: torch.Tens
     runner.forward([row(PROMPT[:40], 0, [0, 1, 2], needs_logits=False)])
     assert runner.storage.data[2, :, :, 8:].isnan().all(), "what was not computed was not written"
     assert_same(runner.forward([row(PROMPT[19:20], 19, [0, 1, 2])])[0], expected[19])
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        pytest.param(MistralConfig(**SIZES, sliding_window=10), id="sliding window"),
-        pytest.param(Qwen3Config(**SIZES, head_dim=8), id="normalised heads"),
-        pytest.param(
-            GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=CONTEXT, eos_token_id=2),
-            id="learned positions",
-        ),
-    ],
-)
-def test_other_architectures(config: Any) -> None:
-    model = make_model(config)
-    expected = stock_logits(model, PROMPT)
-    runner = make_runner(model)
-    for start, stop in ((0, 18), (18, 37), (37, 38), (38, 45)):
-        assert_same(runner.forward([row(PROMPT[start:stop], start, [3, 1, 2])])[0], expected[stop - 1])
 
 
 def test_two_runners_of_one_process_do_not_meet(llama: Any, expected: torch.Tensor) -> None:
