@@ -106,7 +106,12 @@ class WorkerSettings:
         512, Integer(1, 1 << 20), "Tokens computed in one step, prefill and decode together.", unit="tokens"
     )
     max_running: int = _setting(64, Integer(1, 4096), "Sequences that generate at the same time.", unit="sequences")
-    max_waiting: int = _setting(1024, Integer(0, 1 << 20), "Calls that may wait; more are refused.", unit="calls")
+    max_waiting: int = _setting(
+        1024,
+        Integer(0, 1 << 20),
+        "Calls that may wait; more are refused, the newest ones of the tenant that has most.",
+        unit="calls",
+    )
     drain_seconds: float = _setting(30.0, _SECONDS, "Time that live calls get to finish after SIGTERM.", unit="seconds")
 
 
@@ -157,6 +162,12 @@ class TenantSettings:
     )
     cap_blocks: int | None = _setting(
         None, Integer(1, 1 << 31), "Most blocks that the tenant holds, cached ones included.", unit="blocks"
+    )
+    weight: float = _setting(
+        1.0,
+        Number(0.01, 100),
+        "The tenant's part beside others: of computed tokens, of the blocks that no floor covers, and of the queue. A "
+        "tenant of weight 2 gets twice as much as one of weight 1 where both want more than there is.",
     )
 
 

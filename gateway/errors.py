@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 import grpc
 from google.protobuf.any_pb2 import Any
-from google.rpc.error_details_pb2 import BadRequest  # type: ignore[import-untyped]
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc.error_details_pb2 import BadRequest, RetryInfo  # type: ignore[import-untyped]
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
 from prefixgate.proto.fields import FieldError
@@ -23,9 +25,11 @@ CODES: Mapping[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.Sta
 class CallError(Exception):
     """A call that ends with a status of its own. The text can be shown to the client."""
 
-    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+    def __init__(self, code: grpc.StatusCode, message: str, retry_seconds: float = 0.0) -> None:
         super().__init__(message)
         self.code = code
+        self.retry_seconds = retry_seconds
+        """When to try again, where that is known; else 0."""
 
 
 class NoWorkerError(CallError):
@@ -62,18 +66,21 @@ def status_of(error: BaseException, request_id: str) -> ErrorStatus:
         code, message = CODES[error.code], _cut(str(error))
         return ErrorStatus(code, message, (*metadata, (_DETAILS_KEY, _bad_request(error, message))), True)
     if isinstance(error, CallError):
-        return ErrorStatus(error.code, _cut(str(error)), metadata, True)
+        message = _cut(str(error))
+        if error.retry_seconds > 0:
+            metadata = (*metadata, (_DETAILS_KEY, _retry_info(error, message)))
+        return ErrorStatus(error.code, message, metadata, True)
     message = f"internal error; the gateway's log says more under request id {request_id}"
     return ErrorStatus(grpc.StatusCode.INTERNAL, message, metadata, False)
 
 
-def worker_error(code: int, message: str) -> CallError:
+def worker_error(code: int, message: str, retry_seconds: float = 0.0) -> CallError:
     """Make the error of a call that the worker ended with a status other than OK."""
     status = CODES.get(code, grpc.StatusCode.INTERNAL)
     if status is grpc.StatusCode.CANCELLED:
         # The gateway stops listening to a call that it cancels, so this was not the client's wish.
         return NoWorkerError(message or "the worker gave the call up")
-    return CallError(status, message)
+    return CallError(status, message, retry_seconds)
 
 
 def is_being_cancelled() -> bool:
@@ -86,9 +93,20 @@ def is_being_cancelled() -> bool:
 
 
 def _bad_request(error: FieldError, message: str) -> bytes:
+    violation = BadRequest.FieldViolation(field=error.field, description=message)
+    return _details(error.code, message, BadRequest(field_violations=[violation]))
+
+
+def _retry_info(error: CallError, message: str) -> bytes:
+    delay = Duration()
+    delay.FromMilliseconds(round(error.retry_seconds * 1e3))
+    return _details(error.code.value[0], message, RetryInfo(retry_delay=delay))
+
+
+def _details(code: int, message: str, info: Message) -> bytes:
     detail = Any()
-    detail.Pack(BadRequest(field_violations=[BadRequest.FieldViolation(field=error.field, description=message)]))
-    return bytes(Status(code=error.code, message=message, details=[detail]).SerializeToString())
+    detail.Pack(info)
+    return bytes(Status(code=code, message=message, details=[detail]).SerializeToString())
 
 
 def _cut(message: str) -> str:

@@ -87,6 +87,8 @@ class Generator:
             if time_remaining <= 0:
                 raise CallError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed before the call began")
             submit.deadline_seconds = time_remaining
+        if request.HasField("priority"):
+            submit.priority = request.priority
         if request.HasField("time_limit_ms"):
             # What encoding took is taken off. Never less than one: the worker ends the call then, and answers.
             submit.time_limit_ms = max(1, request.time_limit_ms - int(call.age_seconds * 1e3))
@@ -120,7 +122,7 @@ def _deltas(
 
 def _check_end(end: worker_pb2.CallEnd, outputs: Iterable[OutputText]) -> None:
     if end.code != grpc.StatusCode.OK.value[0]:
-        raise worker_error(end.code, end.message)
+        raise worker_error(end.code, end.message, end.retry_seconds)
     unfinished = [output.index for output in outputs if not output.is_finished]
     if unfinished:
         raise CallError(grpc.StatusCode.INTERNAL, f"the worker ended the call without an end of outputs {unfinished}")

@@ -7,17 +7,16 @@ import grpc
 from prefixgate.gateway.errors import CallError
 from prefixgate.proto import gateway_pb2, generation_pb2, worker_pb2
 from prefixgate.proto.fields import (
-    CALL_UNSERVED,
     NumberRule,
     check_cache,
     check_ids,
     check_lengths,
     check_number,
+    check_priority,
     check_prompt_length,
     check_sampling,
     check_text,
     check_time_limit,
-    check_unserved,
     invalid,
     shown,
 )
@@ -38,7 +37,6 @@ class Limits(NamedTuple):
 
 def check_generate(request: gateway_pb2.GenerateRequest, model: worker_pb2.ModelDescription, limits: Limits) -> None:
     """Check everything that can be said before the prompt's tokens are known. Raises FieldError or CallError."""
-    check_unserved(request, CALL_UNSERVED)
     check_request_id(request.request_id)
     if request.model and request.model != model.model:
         raise CallError(grpc.StatusCode.NOT_FOUND, f"model: {shown(request.model)} is not served here")
@@ -48,6 +46,7 @@ def check_generate(request: gateway_pb2.GenerateRequest, model: worker_pb2.Model
     check_cache(request.cache)
     check_sampling(request.sampling, model.vocabulary_size, model.eos_ids)
     check_time_limit(request)
+    check_priority(request)
     check_input(request, limits.max_prompt_bytes)
     if request.WhichOneof("input") == "token_ids":
         check_prompt_length("token_ids", len(request.token_ids.ids), model.context_length)

@@ -82,10 +82,10 @@ SAMPLING_NUMBERS = (
 """Numbers of SamplingParams; ``seed`` takes any value."""
 
 CACHE_UNSERVED = ("ttl_seconds",)
-CALL_UNSERVED = ("priority",)
 """Of GenerateRequest and Submit."""
 
 _RETENTION = NumberRule("retention", 0, 100)
+_PRIORITY = NumberRule("priority", -100, 100)
 _BIAS = NumberRule("logit_bias", -100, 100)
 _TIME_LIMIT = NumberRule("time_limit_ms", 1, MAX_INT64)
 _DEADLINE = NumberRule("deadline_seconds", 0, math.inf, above_low=True)
@@ -222,6 +222,12 @@ def check_time_limit(message: gateway_pb2.GenerateRequest | worker_pb2.Submit) -
         check_number(_TIME_LIMIT, message.time_limit_ms)
 
 
+def check_priority(message: gateway_pb2.GenerateRequest | worker_pb2.Submit) -> None:
+    """Check ``priority``."""
+    if message.HasField("priority"):
+        check_number(_PRIORITY, message.priority)
+
+
 def check_submit(
     submit: worker_pb2.Submit,
     *,
@@ -231,7 +237,6 @@ def check_submit(
     max_outputs: int,
 ) -> None:
     """Check a call as it reaches the worker. Raises FieldError; whether the pool can hold it is not asked here."""
-    check_unserved(submit, CALL_UNSERVED)
     check_text("tenant", submit.tenant, low=1)
     check_text("request_id", submit.request_id)
     check_prompt_length("token_ids", len(submit.token_ids), context_length)
@@ -243,5 +248,6 @@ def check_submit(
     check_lengths(submit.sampling, len(submit.token_ids), submit.n, context_length)
     check_cache(submit.cache)
     check_time_limit(submit)
+    check_priority(submit)
     if submit.HasField("deadline_seconds"):
         check_number(_DEADLINE, submit.deadline_seconds)

@@ -5,6 +5,7 @@ the cache, the scheduler and the model. An exception that leaves ``step`` means 
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import ParamSpec
@@ -25,10 +26,15 @@ from prefixgate.worker.request import End, RefusedError, Request, RequestState
 from prefixgate.worker.scheduler import Scheduler
 from prefixgate.worker.sequence import FinishReason, Sequence
 from prefixgate.worker.step_plan import Chunk
+from prefixgate.worker.waiting import Line
 
 logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
+
+MAX_RETRY_SECONDS = 60
+"""Longest time that a refused call is told to wait: nobody knows what is in an hour."""
+NO_LINE = Line(0, 0.0)
 
 
 class Engine:
@@ -62,6 +68,7 @@ class Engine:
         self._integrity_violations = 0
         self._metrics_errors = 0
         self._oldest_received_at: float | None = None
+        self._lines: Mapping[str, Line] = {}
         self._report = self._take_report()
 
     # From any thread
@@ -72,10 +79,12 @@ class Engine:
         Raises RefusedError for a call that can never run here, finds too many before it, or comes too late.
         """
         self._check_fits(request)
-        # The bound on the queue is for the step to enforce, which knows who can run at once. This one keeps the inbox
-        # from growing while a step takes long.
-        if self.report().waiting_calls >= self._limits.max_waiting + self._limits.max_running:
-            raise RefusedError(*self._queue_is_full())
+        # The bound on the queue is for the step to enforce, which knows who can run at once and whose turn it is. This
+        # one keeps the inbox from growing while a step takes long.
+        tenant = request.scope.tenant
+        line = self._lines.get(tenant, NO_LINE)
+        if line.calls + self.inbox.num_submits_of(tenant) >= self._limits.max_waiting + self._limits.max_running:
+            raise RefusedError(*self._queue_is_full(line))
         request.received_at = self._clock()
         try:
             self.inbox.submit(request)
@@ -183,8 +192,10 @@ class Engine:
         for request in plan.admitted:
             request.usage.queue_seconds = now - request.received_at
             self._observe(self._observations.call_admitted, request)
-        while len(self._scheduler.waiting) > self._limits.max_waiting:
-            self._end(self._scheduler.waiting.last_of_largest(self._scheduler.fair.weight), self._queue_is_full())
+        waiting = self._scheduler.waiting
+        while waiting.num_new > self._limits.max_waiting:
+            request = waiting.last_of_largest(self._scheduler.fair.weight)
+            self._end(request, self._queue_is_full(waiting.line(request.scope.tenant)))
         return plan.chunks
 
     def _compute(self, chunks: list[Chunk]) -> None:
@@ -269,9 +280,12 @@ class Engine:
                 f"have {ceiling}",
             )
 
-    def _queue_is_full(self) -> End:
-        text = f"{self._limits.max_waiting} calls are waiting, which is the most this worker lets wait; try again later"
-        return End(StatusCode.RESOURCE_EXHAUSTED, text)
+    def _queue_is_full(self, line: Line) -> End:
+        """The end of a call that finds too many before it, with the time that the first of them has waited by now."""
+        waited = self._clock() - line.first_received_at if line.calls else 0.0
+        seconds = min(max(1, math.ceil(waited)), MAX_RETRY_SECONDS)
+        text = f"this worker lets {self._limits.max_waiting} calls wait, and more are; try again in {seconds} seconds"
+        return End(StatusCode.RESOURCE_EXHAUSTED, text, seconds)
 
     def _observe(self, record: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """Record an observation. One that fails is counted and dropped: it must not end a stream."""
@@ -284,6 +298,7 @@ class Engine:
 
     def _take_report(self) -> EngineReport:
         cache, scheduler = self._cache.stats(), self._scheduler
+        self._lines = scheduler.waiting.lines()
         oldest = scheduler.oldest
         self._oldest_received_at = oldest.received_at if oldest else None
         return EngineReport(

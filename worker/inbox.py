@@ -1,6 +1,7 @@
 """What other threads want of the engine, kept until its next step."""
 
 import threading
+from collections import Counter
 from typing import NamedTuple
 
 from prefixgate.worker.request import Request
@@ -32,6 +33,7 @@ class Inbox:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._submits: list[Request] = []
+        self._by_tenant: Counter[str] = Counter()
         self._cancels: list[Cancellation] = []
         self._closed = False
 
@@ -40,12 +42,17 @@ class Inbox:
         """Calls that no step has seen yet."""
         return len(self._submits)
 
+    def num_submits_of(self, tenant: str) -> int:
+        """Calls of a tenant that no step has seen yet."""
+        return self._by_tenant[tenant]
+
     def submit(self, request: Request) -> None:
         """Leave a call. Raises InboxClosedError."""
         with self._changed:
             if self._closed:
                 raise InboxClosedError
             self._submits.append(request)
+            self._by_tenant[request.scope.tenant] += 1
             self._changed.notify()
 
     def cancel(self, cancellation: Cancellation) -> None:
@@ -65,7 +72,7 @@ class Inbox:
         """Take everything without waiting."""
         with self._changed:
             commands = Commands(self._submits, self._cancels)
-            self._submits, self._cancels = [], []
+            self._submits, self._cancels, self._by_tenant = [], [], Counter()
             return commands
 
     def wait(self, timeout: float | None = None) -> bool:

@@ -24,14 +24,16 @@ class End(NamedTuple):
     code: StatusCode
     message: str = ""
     """A sentence for the client; empty when OK."""
+    retry_seconds: float = 0.0
+    """When trying again may help, where that can be told; else 0."""
 
 
 class RefusedError(Exception):
     """A call that is not taken, and how it ends."""
 
-    def __init__(self, code: StatusCode, message: str) -> None:
+    def __init__(self, code: StatusCode, message: str, retry_seconds: float = 0.0) -> None:
         super().__init__(message)
-        self.end = End(code, message)
+        self.end = End(code, message, retry_seconds)
 
 
 class RequestState(enum.Enum):

@@ -155,7 +155,14 @@ class WorkerServer:
         settings, spec = self._settings, runner.spec
         cache = self._make_cache(runner.storage.num_blocks)
         observations = Observations(settings.tenants or [LOCAL_TENANT])
-        engine = Engine(runner, cache, self._limits, observations, poison=poisons(settings.worker, settings.cache))
+        engine = Engine(
+            runner,
+            cache,
+            self._limits,
+            observations,
+            weights={name: tenant.weight for name, tenant in settings.tenants.items()},
+            poison=poisons(settings.worker, settings.cache),
+        )
         description = describe(
             spec,
             block_size=cache.block_size,

@@ -99,7 +99,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         """Carry one gateway's calls."""
         model = await self._ready(context)
         if self._draining:
-            await context.abort(*SHUTTING_DOWN)
+            await context.abort(SHUTTING_DOWN.code, SHUTTING_DOWN.message)
         session = Session(
             model.engine,
             model.spec,
@@ -117,7 +117,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             # Let through, it would leave a gateway that did not cancel without a status, waiting for ever.
             if context.cancelled():
                 raise
-            await context.abort(*SHUTTING_DOWN)
+            await context.abort(SHUTTING_DOWN.code, SHUTTING_DOWN.message)
         finally:
             self._sessions.discard(session)
             self._progress.set()

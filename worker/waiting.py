@@ -2,25 +2,53 @@
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from prefixgate.worker.request import Request
+
+
+class Line(NamedTuple):
+    """What a tenant has waiting."""
+
+    calls: int
+    """Calls that were never admitted."""
+    first_received_at: float
+    """When the one came whose turn it is."""
 
 
 def _rank(request: Request) -> tuple[int, int]:
     return request.rank
 
 
+class _Ranks:
+    """Calls by tenant, each tenant's sorted by rank."""
+
+    def __init__(self) -> None:
+        self.by_tenant: dict[str, list[Request]] = {}
+
+    def add(self, request: Request) -> None:
+        insort(self.by_tenant.setdefault(request.scope.tenant, []), request, key=_rank)
+
+    def remove(self, request: Request) -> None:
+        calls = self.by_tenant[request.scope.tenant]
+        del calls[bisect_left(calls, request.rank, key=_rank)]
+        if not calls:
+            del self.by_tenant[request.scope.tenant]
+
+
 class WaitingCalls:
     """Own no blocks: what they would hit is looked up at admission.
 
-    A call that is set aside is still waiting, but is passed over until it is put back.
+    A call that is set aside is still waiting, but is passed over until it is put back. New calls are those that were
+    never admitted: they can be refused, while one that was preempted has begun to answer.
     """
 
     def __init__(self) -> None:
-        self._in_line: dict[str, list[Request]] = {}
-        self._aside: dict[str, dict[Request, None]] = {}
         self._calls: dict[Request, None] = {}
-        self._counts: dict[str, int] = {}
+        self._in_line = _Ranks()
+        self._new = _Ranks()
+        self._aside: set[Request] = set()
+        self.num_new = 0
         self.num_sequences = 0
         """Outputs that the calls ask for."""
 
@@ -35,68 +63,58 @@ class WaitingCalls:
 
     def add(self, request: Request) -> None:
         """Put a call into its place."""
-        tenant = request.scope.tenant
         self._calls[request] = None
-        self._counts[tenant] = self._counts.get(tenant, 0) + 1
+        self._in_line.add(request)
         self.num_sequences += request.num_unfinished
-        insort(self._in_line.setdefault(tenant, []), request, key=_rank)
+        if not request.preemptions:
+            self._new.add(request)
+            self.num_new += 1
 
     def remove(self, request: Request) -> None:
         """Take a call out, wherever it stands."""
-        tenant = request.scope.tenant
         del self._calls[request]
-        self._counts[tenant] -= 1
-        if not self._counts[tenant]:
-            del self._counts[tenant]
         self.num_sequences -= request.num_unfinished
-        if request in self._aside.get(tenant, ()):
-            self._forget_aside(request)
+        if not request.preemptions:
+            self._new.remove(request)
+            self.num_new -= 1
+        if request in self._aside:
+            self._aside.remove(request)
         else:
-            self._leave_line(request)
+            self._in_line.remove(request)
 
     def set_aside(self, request: Request) -> None:
         """Pass a call over until it is put back."""
-        self._leave_line(request)
-        self._aside.setdefault(request.scope.tenant, {})[request] = None
+        self._in_line.remove(request)
+        self._aside.add(request)
 
     def put_back(self, request: Request) -> None:
         """Let a call that was set aside stand in its place again."""
-        self._forget_aside(request)
-        insort(self._in_line.setdefault(request.scope.tenant, []), request, key=_rank)
+        self._aside.remove(request)
+        self._in_line.add(request)
 
     def output_ended(self) -> None:
-        """One output of a waiting call is no longer wanted."""
+        """Note that one output of a waiting call is no longer wanted."""
         self.num_sequences -= 1
 
     def tenants(self) -> list[str]:
         """Tenants with a call that is not set aside."""
-        return list(self._in_line)
+        return list(self._in_line.by_tenant)
 
     def first(self, tenant: str) -> Request | None:
         """The tenant's call whose turn it is."""
-        line = self._in_line.get(tenant)
-        return line[0] if line else None
+        calls = self._in_line.by_tenant.get(tenant)
+        return calls[0] if calls else None
 
-    def counts(self) -> dict[str, int]:
-        """Waiting calls of each tenant that has some."""
-        return dict(self._counts)
+    def line(self, tenant: str) -> Line:
+        """What a tenant has waiting that is new; it must have something."""
+        calls = self._new.by_tenant[tenant]
+        return Line(len(calls), calls[0].received_at)
+
+    def lines(self) -> dict[str, Line]:
+        """What each tenant has waiting that is new."""
+        return {tenant: self.line(tenant) for tenant in self._new.by_tenant}
 
     def last_of_largest(self, weight: Callable[[str], float]) -> Request:
-        """The last call of the tenant that has most of them for its weight: it goes where there are too many."""
-        tenant = max(self._counts, key=lambda name: self._counts[name] / weight(name))
-        line, aside = self._in_line.get(tenant), self._aside.get(tenant)
-        ends: list[Request] = [*(line[-1:] if line else ()), *([next(reversed(aside))] if aside else ())]
-        return max(ends, key=_rank)
-
-    def _leave_line(self, request: Request) -> None:
-        tenant = request.scope.tenant
-        line = self._in_line[tenant]
-        del line[bisect_left(line, request.rank, key=_rank)]
-        if not line:
-            del self._in_line[tenant]
-
-    def _forget_aside(self, request: Request) -> None:
-        tenant = request.scope.tenant
-        del self._aside[tenant][request]
-        if not self._aside[tenant]:
-            del self._aside[tenant]
+        """The last new call of the tenant that has most of them for its weight: it goes where there are too many."""
+        lines = self._new.by_tenant
+        return lines[max(lines, key=lambda tenant: len(lines[tenant]) / weight(tenant))][-1]

@@ -69,6 +69,7 @@ def read_submit(submit: worker_pb2.Submit, spec: ModelSpec, sink: Sink) -> Reque
         n=submit.n,
         deadline_seconds=submit.deadline_seconds if submit.HasField("deadline_seconds") else None,
         time_limit_seconds=submit.time_limit_ms / 1e3 if submit.HasField("time_limit_ms") else None,
+        priority=submit.priority,
         cache_mode=_cache_mode(submit),
         retention=submit.cache.retention if submit.cache.HasField("retention") else None,
     )
@@ -129,6 +130,7 @@ def write_end(event: worker_pb2.CallEvent, end: End, usage: Usage | None = None)
     """Make an event a call's last one."""
     event.end.code = code_number(end.code)
     event.end.message = end.message
+    event.end.retry_seconds = end.retry_seconds
     if usage is not None:
         event.end.usage.CopyFrom(
             generation_pb2.Usage(

@@ -2,6 +2,8 @@
 
 import grpc
 import pytest
+from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untyped]
+from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
 from prefixgate.gateway.errors import REQUEST_ID_KEY, CallError, DrainingError, NoWorkerError, status_of, worker_error
 from prefixgate.proto.fields import UNIMPLEMENTED, FieldError, invalid
@@ -11,7 +13,7 @@ from prefixgate.proto.fields import UNIMPLEMENTED, FieldError, invalid
     ("error", "code"),
     [
         (invalid("n", "0 is out of range"), grpc.StatusCode.INVALID_ARGUMENT),
-        (FieldError(UNIMPLEMENTED, "priority", "not served yet"), grpc.StatusCode.UNIMPLEMENTED),
+        (FieldError(UNIMPLEMENTED, "cache.ttl_seconds", "not served yet"), grpc.StatusCode.UNIMPLEMENTED),
         (CallError(grpc.StatusCode.NOT_FOUND, "model"), grpc.StatusCode.NOT_FOUND),
         (NoWorkerError(), grpc.StatusCode.UNAVAILABLE),
         (DrainingError(), grpc.StatusCode.UNAVAILABLE),
@@ -37,6 +39,18 @@ def test_long_texts_are_cut_to_what_metadata_holds(text: str) -> None:
         status = status_of(error, "my-call")
         assert len(status.message) < 3000
         assert sum(len(value) for _, value in status.metadata) < 20_000
+
+
+@pytest.mark.parametrize("seconds", [0.25, 7.0])
+def test_when_to_try_again_is_told_as_programs_read_it(seconds: float) -> None:
+    status = status_of(worker_error(8, "full", seconds), "my-call")
+    details = dict(status.metadata)["grpc-status-details-bin"]
+    assert isinstance(details, bytes)
+    said, info = Status.FromString(details), RetryInfo()
+    assert (said.code, said.message) == (8, "full")
+    assert said.details[0].Unpack(info)
+    assert info.retry_delay.ToTimedelta().total_seconds() == seconds
+    assert "grpc-status-details-bin" not in dict(status_of(worker_error(8, "full"), "my-call").metadata)
 
 
 def test_a_workers_unknown_code_is_internal() -> None:

@@ -108,6 +108,8 @@ def refusal(submit: worker_pb2.Submit) -> FieldError:
         {"cache__mode": generation_pb2.CACHE_MODE_READ_ONLY},
         {"cache__mode": generation_pb2.CACHE_MODE_BYPASS},
         {"cache__retention": 0},
+        {"priority": -100},
+        {"priority": 100},
         {"cache__retention": 100},
         {"cache__salt": "é" * 64},
         {"deadline_seconds": 1e-9},
@@ -186,6 +188,8 @@ def test_takes_what_is_inside_the_bounds(fields: dict[str, object]) -> None:
         ({"cache__mode": 17}, "cache.mode"),
         ({"cache__mode": -1}, "cache.mode"),
         ({"cache__retention": -1}, "cache.retention"),
+        ({"priority": -101}, "priority"),
+        ({"priority": 101}, "priority"),
         ({"cache__retention": 101}, "cache.retention"),
         ({"cache__retention": 2**63 - 1}, "cache.retention"),
         ({"cache__salt": "s" * 129}, "cache.salt"),
@@ -227,7 +231,6 @@ def test_max_tokens_must_be_set() -> None:
 
 UNSERVED: list[tuple[str, Callable[[worker_pb2.Submit], object]]] = [
     ("cache.ttl_seconds", lambda s: setattr(s.cache, "ttl_seconds", 1.0)),
-    ("priority", lambda s: setattr(s, "priority", 0)),
 ]
 
 

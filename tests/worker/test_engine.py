@@ -336,15 +336,53 @@ class TestQueue:
     def test_calls_that_are_too_many_to_wait_are_refused_newest_first(self) -> None:
         driver = Driver(max_running=1, max_waiting=2)
         calls = [driver.submit(words(20, seed), 5) for seed in range(3)]
-        with pytest.raises(RefusedError, match="2 calls are waiting") as refused:
+        with pytest.raises(RefusedError, match="lets 2 calls wait") as refused:
             driver.submit(words(20), 5)
         assert refused.value.end.code is StatusCode.RESOURCE_EXHAUSTED
         driver.step()
+        driver.now += 6.5
         calls += [driver.submit(words(20, seed), 5) for seed in (4,)]
         driver.step()
         assert [call.code for call in calls] == [None, None, None, StatusCode.RESOURCE_EXHAUSTED]
+        end = calls[3].end
+        assert end is not None
+        assert end.retry_seconds == 7, "as long as the first in line has waited, rounded up"
+        assert "try again in 7 seconds" in end.message
         driver.run()
         assert [call.code for call in calls[:3]] == [StatusCode.OK] * 3
+
+    def test_where_too_many_wait_those_of_the_tenant_with_most_are_refused(self) -> None:
+        driver = Driver(max_running=1, max_waiting=4, weights={"bolt": 2.0})
+        driver.submit(words(20), 5)
+        driver.step()
+        flood = [driver.submit(words(20, seed), 5) for seed in range(4)]
+        driver.step()
+        others = [driver.submit(words(20, seed), 5, tenant="bolt") for seed in range(4)]
+        driver.step()
+        refused = StatusCode.RESOURCE_EXHAUSTED
+        assert [call.code for call in flood] == [None, refused, refused, refused]
+        assert [call.code for call in others] == [None, None, None, refused]
+        third = driver.submit(words(20), 5, tenant="third")
+        driver.step()
+        assert third.code is None
+        assert [call.code for call in others[:3]] == [None, None, refused], "three for weight 2 are more than one for 1"
+        driver.run()
+        driver.assert_idle()
+
+    def test_a_flood_at_the_door_shuts_it_for_its_tenant_alone(self) -> None:
+        driver = Driver(max_running=2, max_waiting=3)
+        for seed in range(5):
+            driver.submit(words(20, seed), 5)
+        with pytest.raises(RefusedError):
+            driver.submit(words(20), 5)
+        assert driver.submit(words(20), 5, tenant="bolt").end is None
+
+    def test_a_call_that_was_preempted_has_begun_and_is_not_refused(self) -> None:
+        driver = Driver(num_blocks=15, max_running=3, max_waiting=0)
+        calls = [driver.submit(words(40, seed), 100) for seed in range(3)]
+        driver.run()
+        assert sum(call.request.preemptions for call in calls) > 0
+        assert [call.code for call in calls] == [StatusCode.OK] * 3
 
     def test_with_no_waiting_allowed_a_call_that_can_start_at_once_still_runs(self) -> None:
         driver = Driver(max_waiting=0)

@@ -91,7 +91,8 @@ class TestRefusals:
             ("sampling.allowed_ids", INVALID, {"sampling": {"allowed_ids": EOS_IDS, "min_tokens": 1}}),
             ("sampling.logprobs", INVALID, {"sampling": {"logprobs": 21}}),
             ("time_limit_ms", INVALID, {"time_limit_ms": 0}),
-            ("priority", UNIMPLEMENTED, {"priority": 0}),
+            ("priority", INVALID, {"priority": 101}),
+            ("cache.ttl_seconds", UNIMPLEMENTED, {"cache": {"ttl_seconds": 1.0}}),
         ],
     )
     def test_a_bad_field_ends_its_call_by_name_and_no_other(
@@ -121,7 +122,7 @@ class TestRefusals:
             third = await gateway.submit(3, words(20, 2))
             await gateway.until(third, ends=1)
             assert third.codes == [EXHAUSTED]
-            assert "1 calls are waiting" in third.ends[0].message
+            assert "lets 1 calls wait" in third.ends[0].message
             assert not gateway.calls[2].ends
 
         on_host(scenario, Driver(max_running=1, max_waiting=1))

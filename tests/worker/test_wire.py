@@ -35,18 +35,18 @@ def test_absent_fields_take_their_defaults() -> None:
     assert (sampling.max_tokens, sampling.temperature, sampling.top_k, sampling.top_p) == (7, 0.0, None, 1.0)
     assert (sampling.stop_ids, sampling.ignore_eos) == (frozenset(), False)
     assert (request.call_id, request.n, request.deadline_seconds) == (5, 2, None)
-    assert (request.cache_mode, request.retention) == (CacheMode.DEFAULT, None)
+    assert (request.cache_mode, request.retention, request.priority) == (CacheMode.DEFAULT, None, 0)
 
 
 def test_present_fields_are_taken_as_they_are_zero_included() -> None:
     message = submit(temperature=0.5, top_k=3, top_p=0.25, seed=0)
     message.sampling.stop_ids.extend([4, 4, 9])
-    message.deadline_seconds = 1.5
+    message.deadline_seconds, message.priority = 1.5, -7
     request = read_submit(message, SPEC, Silence())
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed) == (0.5, 3, 0.25, 0)
     assert sampling.stop_ids == {4, 9}
-    assert request.deadline_seconds == 1.5
+    assert (request.deadline_seconds, request.priority) == (1.5, -7)
 
 
 def test_sampling_fields_are_told_apart_from_absent_ones() -> None:
