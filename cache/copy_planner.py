@@ -25,6 +25,10 @@ class CopyPlanner:
     def planned(self) -> list[Copy]:
         return [copy for copy, _ in self._planned.values()]
 
+    def fills(self, block: int) -> bool:
+        """Whether a planned copy is still to bring what a block holds."""
+        return block in self._planned
+
     def readers(self, block: int) -> int:
         """How many planned copies read a block, each with a reference of its own."""
         return sum(1 for copy, _ in self._planned.values() if copy.src == block)

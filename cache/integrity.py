@@ -39,6 +39,9 @@ def _check_references(cache: PrefixCache) -> None:
     expected = Counter(block for table in cache.tables() for block in table.block_ids)
     expected.update(copy.src for copy in cache.planned_copies())
     expected.update(block for pin in cache.pins.all() for block in pin.blocks)
+    listed = {block for table in cache.tables() for block in table.block_ids}
+    for copy in cache.planned_copies():
+        _require(copy.dst in listed, f"a copy is planned into block {copy.dst}, which no table lists")
     for block, count in enumerate(cache.pool.ref_counts):
         _require(count == expected[block], f"block {block} has {count} references and is held {expected[block]} times")
 

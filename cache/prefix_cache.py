@@ -259,6 +259,7 @@ class PrefixCache:
         if table.released:
             return
         self.in_flight.leave(table)
+        num_written = self._num_in_place(table, num_written)
         self._publisher.publish(table, num_written)
         table.released = True
         self._tables.discard(table)
@@ -279,6 +280,16 @@ class PrefixCache:
         self._allocator.settle(table)
         self.index.drop_root(table.root)
         self.accounts.forget_empty(table.account)
+
+    def _num_in_place(self, table: BlockTable, num_written: int) -> int:
+        """Leave out what a planned copy is still to bring, where a sequence ends before its step.
+
+        Kept as a tail, its block could be evicted, and handed out again, under the copy.
+        """
+        position = num_written // self.block_size
+        if position < len(table.block_ids) and self._planner.fills(table.block_ids[position]):
+            return position * self.block_size
+        return num_written
 
     def run_plan(self, execute: Callable[[CopyPlan], None]) -> None:
         """Have everything done to the bytes that must happen before the next forward pass."""

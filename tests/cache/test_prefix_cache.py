@@ -335,6 +335,23 @@ class TestCopies:
         assert sum(cache.pool.ref_counts) == 0
         cache.check_integrity()
 
+    def test_what_a_copy_has_not_brought_yet_is_not_kept(self) -> None:
+        cache = make_cache(4)
+        first = admit(cache, ids(17), new=4, outputs=2).table
+        prefill(cache, first)
+        second = cache.fork(first, ids(17))
+        first.token_ids.append(100)
+        assert cache.writable(first, 17, 18) == 1
+        # Both are preempted in the step that planned the copy.
+        source, destination = second.block_ids[1], first.block_ids[1]
+        cache.release(first, 17)
+        assert (cache.index.is_node(destination), cache.planned_copies()) == (False, [])
+        cache.release(second, 17)
+        assert cache.index.is_tail(source)
+        cache.check_integrity()
+        serve(cache, ids(64, 500))
+        assert sum(cache.pool.ref_counts) == 0
+
     def test_a_source_that_only_its_copy_still_needs_is_accounted_for(self) -> None:
         cache = make_cache(16)
         table = admit(cache, ids(20), new=5, outputs=2).table
