@@ -14,10 +14,9 @@ from grpc import StatusCode
 
 from prefixgate.cache.prefix_cache import PrefixCache
 from prefixgate.worker.deadlines import Deadlines
-from prefixgate.worker.executor import FAULT, Executor
+from prefixgate.worker.executor import FAULT, Executor, Sampled
 from prefixgate.worker.inbox import Cancellation, Inbox, InboxClosedError
 from prefixgate.worker.limits import Limits
-from prefixgate.worker.logprobs import TokenLogprob
 from prefixgate.worker.model_runner import ModelRunner
 from prefixgate.worker.observations import OTHER_TENANT, Observations
 from prefixgate.worker.outbox import Outbox
@@ -204,16 +203,22 @@ class Engine:
         now = self._clock()
         for request, logprobs in result.prompt_logprobs:
             self._outbox.of(request).prompt_logprobs += logprobs
-        for sampled in result.sampled:
-            if sampled.request not in result.failed:
-                self._append(*sampled, now)
+        gaps = [
+            (sampled.request.scope.tenant, self._append(sampled, now))
+            for sampled in result.sampled
+            if sampled.request not in result.failed
+        ]
+        if gaps:
+            self._observe(self._observations.tokens, gaps)
         for request, end in result.failed.items():
             self._end(request, end)
 
-    def _append(
-        self, request: Request, output: Sequence, token_id: int, logprob: TokenLogprob | None, now: float
-    ) -> None:
-        """Take a sampled token over into its output. Its slot is written when it is computed, in the next step."""
+    def _append(self, sampled: Sampled, now: float) -> float | None:
+        """Take a sampled token over into its output. Its slot is written when it is computed, in the next step.
+
+        Returns the time since the output's last token, where it has one.
+        """
+        request, output, token_id, logprob = sampled
         output.token_ids.append(token_id)
         output.num_output += 1
         request.usage.completion_tokens += 1
@@ -226,13 +231,13 @@ class Engine:
             request.usage.first_token_seconds = now - request.received_at
             self._observe(self._observations.first_token, request)
         gap = None if output.last_token_at is None else now - output.last_token_at
-        self._observe(self._observations.token, request.scope.tenant, gap)
         output.last_token_at = now
         sampling = request.sampling
         if token_id in sampling.stop_ids or (token_id in self._eos_ids and not sampling.ignore_eos):
             self._finish(request, output, FinishReason.STOP)
         elif output.num_output >= sampling.max_tokens:
             self._finish(request, output, FinishReason.LENGTH)
+        return gap
 
     # Ends
 

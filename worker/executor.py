@@ -127,11 +127,14 @@ class Executor:
         rows = [_row(chunk) for chunk in chunks]
         logits = self._runner.forward(rows)
         finite = finite_rows(logits)
-        stops = itertools.accumulate(row.num_logits for row in rows)
-        spans = [(stop - row.num_logits, stop) for row, stop in zip(rows, stops, strict=True)]
-        if spans[-1][1] != len(logits):
-            raise RuntimeError(f"the model gave {len(logits)} lines of logits for {spans[-1][1]} tokens")
-        return [_Lines(logits, start, stop, all(finite[start:stop])) for start, stop in spans]
+        stops = [0, *itertools.accumulate([row.num_logits for row in rows])]
+        if stops[-1] != len(logits):
+            raise RuntimeError(f"the model gave {len(logits)} lines of logits for {stops[-1]} tokens")
+        are_finite = all(finite)
+        return [
+            _Lines(logits, start, stop, are_finite or all(finite[start:stop]))
+            for start, stop in itertools.pairwise(stops)
+        ]
 
     def _watch(self, *, tried: bool, computed: bool) -> None:
         if computed:
@@ -156,10 +159,11 @@ class Executor:
                 continue
             try:
                 start = chunk.sequence.num_computed
-                if wants_all_logits(request, start + chunk.num_tokens):
+                if request.sampling.prompt_logprobs is not None and wants_all_logits(request, start + chunk.num_tokens):
                     logits = lines.logits[lines.start : lines.stop]
                     result.prompt_logprobs.append((request, take_prompt_logprobs(request, start, logits)))
-                turns += [_Turn(request, output, lines) for output in self._advance(chunk)]
+                for output in self._advance(chunk):
+                    turns.append(_Turn(request, output, lines))  # noqa: PERF401 - mostly there is one
             except Exception as error:
                 self._fail(request, error, result)
         return turns
@@ -169,7 +173,8 @@ class Executor:
         sequence = chunk.sequence
         assert sequence.table is not None
         sequence.num_computed += chunk.num_tokens
-        self._cache.publish(sequence.table, sequence.num_computed)
+        if sequence.num_computed // self._cache.block_size > sequence.table.num_published:
+            self._cache.publish(sequence.table, sequence.num_computed)
         if sequence.num_uncomputed:
             return ()
         return self._fork(chunk.request, sequence) if sequence is chunk.request.carrier else (sequence,)
@@ -216,16 +221,12 @@ class Executor:
 
 
 def _row(chunk: Chunk) -> Row:
-    sequence, start = chunk.sequence, chunk.sequence.num_computed
-    assert sequence.table is not None
-    return Row(
-        token_ids=sequence.token_ids[start : start + chunk.num_tokens],
-        start=start,
-        block_ids=sequence.table.block_ids,
-        scope=chunk.request.scope,
-        needs_logits=True,
-        needs_all_logits=wants_all_logits(chunk.request, start + chunk.num_tokens),
-    )
+    request, sequence, count = chunk
+    start, table = sequence.num_computed, sequence.table
+    assert table is not None
+    wants_all = request.sampling.prompt_logprobs is not None and wants_all_logits(request, start + count)
+    token_ids = sequence.token_ids[start : start + count]
+    return Row(token_ids, start, table.block_ids, request.scope, needs_logits=True, needs_all_logits=wants_all)
 
 
 def _last_lines(turns: Sequence[_Turn]) -> torch.Tensor:

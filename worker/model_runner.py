@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -42,8 +42,7 @@ class ModelSpec:
     text: TextAssets
 
 
-@dataclass(slots=True)
-class Row:
+class Row(NamedTuple):
     """One sequence's part of one step: some tokens of a prompt, or the token sampled last."""
 
     token_ids: Sequence[int]

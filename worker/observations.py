@@ -129,11 +129,12 @@ class Observations:
         self.prefilled_tokens += request.usage.prompt_tokens
         self.first_token_seconds.observe(request.usage.first_token_seconds)
 
-    def token(self, tenant: str, gap_seconds: float | None) -> None:
-        """A token was sampled, this long after the one before it in its output, if there was one."""
-        self.generated_tokens[self._label(tenant)] += 1
-        if gap_seconds is not None:
-            self.token_gap_seconds.observe(gap_seconds)
+    def tokens(self, sampled: Iterable[tuple[str, float | None]]) -> None:
+        """Tokens were sampled for these tenants, each so long after the one before it in its output, if any was."""
+        for tenant, gap_seconds in sampled:
+            self.generated_tokens[self._label(tenant)] += 1
+            if gap_seconds is not None:
+                self.token_gap_seconds.observe(gap_seconds)
 
     def output_ended(self, reason: str) -> None:
         """An output ended; one of ``OUTPUT_ENDS``."""

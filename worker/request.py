@@ -70,10 +70,11 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     """The same for the tokens of the prompt."""
 
-    @property
-    def edits_logits(self) -> bool:
-        """Whether anything but ``min_tokens`` changes logits before a token is chosen."""
-        return bool(
+    edits_logits: bool = field(init=False)
+    """Whether anything but ``min_tokens`` changes logits before a token is chosen. Asked for each token."""
+
+    def __post_init__(self) -> None:
+        edits = (
             self.repetition_penalty != 1.0
             or self.presence_penalty
             or self.frequency_penalty
@@ -81,6 +82,7 @@ class SamplingParams:
             or self.allowed_ids
             or self.banned_ids
         )
+        object.__setattr__(self, "edits_logits", bool(edits))
 
     def ending_ids(self, eos_ids: frozenset[int]) -> frozenset[int]:
         """The ids that end an output, of a model with these end-of-sequence ids."""
@@ -160,7 +162,9 @@ class Request:
 
     @property
     def unfinished(self) -> list[Sequence]:
-        """The outputs that go on."""
+        """The outputs that go on. Not to be changed: it can be the list of all."""
+        if self.num_unfinished == self.n:
+            return self.sequences
         return [sequence for sequence in self.sequences if sequence.finish_reason is None]
 
     @property

@@ -31,6 +31,8 @@ class Sequence:
     table: BlockTable | None = None
     num_computed: int = 0
     """Slots written by steps that have completed."""
+    num_writable: int = 0
+    """Slots up to which all are there and those not written yet are this sequence's alone."""
     num_output: int = 0
     """Sampled tokens."""
     finish_reason: FinishReason | None = None

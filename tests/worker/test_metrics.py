@@ -257,7 +257,7 @@ def test_observations_that_fail_are_counted_and_nobody_notices(monkeypatch: pyte
         "call_admitted",
         "call_refused",
         "first_token",
-        "token",
+        "tokens",
         "output_ended",
         "call_ended",
     ):
@@ -266,6 +266,6 @@ def test_observations_that_fail_are_counted_and_nobody_notices(monkeypatch: pyte
     driver.engine.call_refused(End(StatusCode.UNAVAILABLE))
     driver.run()
     assert [call.outputs for call in calls] == [solo(words(20, seed), 5, n=2) for seed in range(3)]
-    # Per call: received, admitted, first token, two times five tokens, two ends of outputs, its own end.
-    assert Page(driver)("metrics_errors_total") == 1 + 3 * (3 + 10 + 2 + 1)
+    # A refusal, the tokens of five steps; per call: received, admitted, first token, two ends of outputs, its own end.
+    assert Page(driver)("metrics_errors_total") == 1 + 5 + 3 * (3 + 2 + 1)
     driver.assert_idle()
