@@ -33,8 +33,6 @@ class LlamaModel:
     def forget(self) -> None:
         """Drop what was computed."""
         self._model.reset()
-        self._model.eval([1])
-        self._model.reset()
 
     def generate(self, prompt: Sequence[int], max_tokens: int) -> list[int]:
         """Generate greedily."""
