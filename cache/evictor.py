@@ -18,9 +18,10 @@ DEFAULT_RETENTION = 50
 class Evictor:
     """The evictable blocks, in one queue for each tenant and retention priority.
 
-    Between tenants the policy's rank decides, which can be compared between queues; within one tenant lower retention
-    goes first. So a tenant's retention orders its own blocks, and cannot push out another's. A tenant at or below its
-    floor is passed over when another asks.
+    Between tenants the policy's rank decides, which can be compared between queues: whoever has the block that is next
+    by rank, whatever its retention, loses one, and of its own blocks lower retention goes first. So a tenant's
+    retention orders its own blocks, and cannot push out another's. A tenant at or below its floor is passed over when
+    another asks.
     """
 
     def __init__(
@@ -103,9 +104,9 @@ class Evictor:
                 self._queues.pop(owner, None)
                 continue
             queue = self._lowest_queue(owner) if owner is asker or owner.evictable else None
-            rank = queue.rank() if queue else None
-            if queue is None or rank is None:
+            if queue is None:
                 continue
+            rank = self._rank(owner)
             if best is None or rank < best[0]:
                 second = best[0] if best else inf
                 best = rank, owner, queue
@@ -122,10 +123,17 @@ class Evictor:
             del queues[retention]
         return None
 
+    def _rank(self, owner: Account) -> float:
+        """The lowest rank of all of a tenant's queues, not that of the queue it loses from: else a young block of low
+        retention would hide the old ones behind it from the comparison with other tenants.
+        """
+        queues = self._queues.get(owner, {}).values()
+        return min((rank for queue in queues if (rank := queue.rank()) is not None), default=inf)
+
     def _evict_path(self, queue: EvictionQueue, owner: Account, limit: int, before: float, events: EventLog) -> int:
         """Evict a leaf and then its ancestors for as long as they are next. Returns how many went.
 
-        Next means first in their queue, and of a rank at most ``before``: that of the next victim of other tenants.
+        Next means first in their queue, and their tenant's rank is at most ``before``: that of the other tenants.
         """
         index, hashes = self._index, self._index.hashes
         gone: list[int] = []
@@ -144,8 +152,7 @@ class Evictor:
                 block = parent
                 continue
             self._queue(owner, parent).add(parent, block)
-            rank = queue.rank()
-            if len(gone) == limit or rank is None or rank > before:
+            if len(gone) == limit or queue.rank() is None or (before < inf and self._rank(owner) > before):
                 break
             block = queue.pop()
         if self._retention:

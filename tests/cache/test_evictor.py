@@ -131,6 +131,15 @@ def test_one_tenants_retention_does_not_push_out_another_tenants_blocks() -> Non
     assert held(cache, "other") == 2
 
 
+def test_a_young_block_of_low_retention_does_not_shield_old_ones_of_high_retention_from_another_tenant() -> None:
+    cache = make_cache(8)
+    serve_retained(cache, ids(4, 1), 100)  # old, and never used again
+    serve(cache, ids(2, 2), scope=OTHER)
+    serve_retained(cache, ids(1, 3), 0)
+    serve_retained(cache, ids(3, 4), 100)
+    assert held(cache, "other") == 2
+
+
 def test_a_call_that_keeps_nothing_does_not_change_the_retention_of_what_it_reads() -> None:
     cache = make_cache(8)
     serve(cache, ids(2, 1))
