@@ -98,8 +98,9 @@ class Shares:
         return self._used(tenant) > self._sequences(tenant)
 
     def _exceeds_floor(self, tenant: str) -> bool:
+        # Promises count: room is kept for them too, also where what is held stays within the floor.
         account = self._account(tenant)
-        return account.held > account.floor
+        return account.held + account.promised > account.floor
 
     def _used(self, tenant: str) -> int:
         return sum(request.num_unfinished for request in self._running if request.scope.tenant == tenant)

@@ -186,6 +186,17 @@ class TestTenants:
         assert call.request.preemptions == 0
         assert [one.code for one in flood] == [StatusCode.OK] * 4
 
+    def test_the_first_call_gets_what_another_tenant_was_promised_beyond_its_floor(self) -> None:
+        driver = Driver(num_blocks=10, shares={"bolt": TenantShare(floor=3)})
+        first = driver.submit(words(64), 49, tenant="acme")  # all seven blocks that the floor leaves
+        while first.request.usage.completion_tokens < 20:
+            driver.step()
+        other = driver.submit(words(33, 5), 40, tenant="bolt")  # three blocks, and one promised
+        driver.run()
+        assert (first.code, first.request.preemptions) == (StatusCode.OK, 0)
+        assert first.outputs == solo(words(64), 49)
+        assert (other.code, other.outputs) == (StatusCode.OK, solo(words(33, 5), 40, tenant="bolt"))
+
     def test_a_tenant_at_its_cap_takes_from_itself(self) -> None:
         driver = Driver(num_blocks=40, shares={"acme": TenantShare(cap=12)})
         capped = [driver.submit(words(40, seed), 100, tenant="acme") for seed in range(3)]
