@@ -17,16 +17,17 @@ NUM_PACES = 8
 """No pace yet, and seven classes of intervals: below 2 uses, below 8, 24, 64, 192, 512, and more."""
 
 _BINS_PER_PACE = 6
-_HALF_LIFE = 700
+_HALF_LIFE = 1000
 """Uses after which what was seen counts half: longer than the waits that matter, shorter than a change of traffic."""
 _REFRESH_EVERY = 64
-_PRIOR = 20.0
+_PRIOR = 10.0
 """Waits' worth of trust in what holds for all paces, where one pace has few of its own."""
-_FIRST_PRIOR = 5.0
+_FIRST_PRIOR = 100.0
 _FIRST_CHANCE = 0.2
 """Before anything was seen: the chance of a use is equal for each bin, so worth falls with age and the order is LRU."""
 
 _WIDTHS = [1 if index < 8 else 1 << (index // 4 - 1) for index in range(NUM_BINS)]
+_BEGINS = [index if index < 8 else (4 + index % 4) << (index // 4 - 1) for index in range(NUM_BINS)]
 
 
 def bin_of(wait: int) -> int:
@@ -66,7 +67,8 @@ class ReuseIntervals:
         fade = 0.5 ** (_REFRESH_EVERY / _HALF_LIFE)
         self._waits = [fade * count for count in self._waits]
         self._ended = [[fade * count for count in counts] for counts in self._ended]
-        lasting = [_lasting(waits, ended) for waits, ended in zip(self._waits, self._ended, strict=True)]
+        seen = _seen(self._ticks)
+        lasting = [_lasting(waits, ended, seen) for waits, ended in zip(self._waits, self._ended, strict=True)]
         common = [
             (sum(used) + _FIRST_PRIOR * _FIRST_CHANCE) / (sum(waiting) + _FIRST_PRIOR)
             for used, waiting in zip(zip(*self._ended, strict=True), zip(*lasting, strict=True), strict=True)
@@ -80,12 +82,22 @@ class ReuseIntervals:
         ]  # fmt: skip
 
 
-def _lasting(waits: float, ended: list[float]) -> list[float]:
-    """How many of the waits lasted until each bin."""
+def _seen(ticks: int) -> list[float]:
+    """Share of the waits, as they count, that began long enough ago to have reached each bin.
+
+    Without it, waits that are still young would count as having outlasted every age that nothing has reached yet.
+    """
+    all_waits = 1 - 0.5 ** (ticks / _HALF_LIFE)
+    return [max(0.0, 1 - 0.5 ** ((ticks - begin) / _HALF_LIFE)) / all_waits if ticks else 0.0 for begin in _BEGINS]
+
+
+def _lasting(waits: float, ended: list[float], seen: list[float]) -> list[float]:
+    """How many of the waits were seen to reach each bin."""
     lasting = []
-    for used in ended:
-        lasting.append(waits)
-        waits = max(0.0, waits - used)
+    for used, share in zip(ended, seen, strict=True):
+        lasting.append(waits * share)
+        if share:
+            waits = max(0.0, waits - used / share)
     return lasting
 
 

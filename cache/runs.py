@@ -16,7 +16,6 @@ class Run:
         "blocks",
         "growing",
         "hashes",
-        "missed",
         "number",
         "pace",
         "parent",
@@ -36,8 +35,6 @@ class Run:
         """None only for a tail, which has no hash and is always last."""
         self.used_at = 0
         """0 until the sequence that publishes it lets go."""
-        self.missed = 0
-        """Cached blocks that were computed since the last use: the hits that the next use did not have."""
         self.pace = 0
         self.growing = True
         """Whether what is published below its last block was used with it so far: no use ended there, nothing forks."""

@@ -60,7 +60,7 @@ def test_where_recency_is_all_there_is_it_loses_next_to_nothing(blocks: int) -> 
     assert hit_blocks(AdaptivePolicy, paths, blocks) > hit_blocks(LRUPolicy, paths, blocks) - 0.005 * asked
 
 
-def test_what_was_learned_and_then_misleads_costs_no_more_than_the_allowance() -> None:
+def test_what_was_learned_and_then_misleads_is_unlearned() -> None:
     # A loop larger than the pool teaches that the young should go; then each path is used again within a few uses.
     loop = [path(number % 40, 4) for number in range(1000)]
     choice = random.Random(3)
