@@ -29,6 +29,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from prefixgate.cache.adaptive import AdaptivePolicy
 from prefixgate.cache.block_table import BlockTable
 from prefixgate.cache.hashing import BlockHasher, CacheScope
 from prefixgate.cache.prefix_cache import PrefixCache
@@ -40,6 +41,11 @@ LONG = 32_768
 SCOPE = CacheScope("tenant", "model@0000:float16")
 HASHER = BlockHasher(b"a key for benchmarks")
 T = TypeVar("T")
+
+
+def make_cache(blocks: int) -> PrefixCache:
+    """A cache as a worker has it by default."""
+    return PrefixCache(blocks, HASHER, policy=AdaptivePolicy)
 
 
 def tokens(rng: np.random.Generator, count: int) -> list[int]:
@@ -76,7 +82,7 @@ def serve(cache: PrefixCache, prompt: list[int]) -> None:
 
 def measure_hit(repeats: int) -> tuple[float, float]:
     prompt = tokens(np.random.default_rng(1), LONG)
-    cache = PrefixCache(LONG // BLOCK + 8, HASHER)
+    cache = make_cache(LONG // BLOCK + 8)
     serve(cache, prompt)
 
     def hit(_: None) -> None:
@@ -98,7 +104,7 @@ def measure_cold(repeats: int, *, evicting: bool) -> float:
     prompt, other = tokens(rng, LONG), tokens(rng, LONG)
 
     def setup() -> PrefixCache:
-        cache = PrefixCache(LONG // BLOCK, HASHER)
+        cache = make_cache(LONG // BLOCK)
         if evicting:
             serve(cache, other)
         return cache
@@ -167,7 +173,7 @@ def measure_decode(repeats: int) -> float:
     sampled = rng.integers(0, VOCABULARY, (steps, rows))
 
     def setup() -> DecodeBatch:
-        cache = PrefixCache(20_000, HASHER)
+        cache = make_cache(20_000)
         batch = DecodeBatch(cache, rows, 2048)
         for row in range(rows):
             prompt = tokens(rng, 512 + row % BLOCK)
@@ -205,7 +211,7 @@ class Mixed:
 
     def run(self, prompts: list[list[int]], *, waits: bool) -> None:
         """Serve all: admit while there is room, compute a whole prompt in a step, then decode with the others."""
-        cache = PrefixCache(20_000, HASHER)
+        cache = make_cache(20_000)
         batch = DecodeBatch(cache, self.running, 2048)
         sampled = np.random.default_rng(5).integers(0, VOCABULARY, self.running)
         waiting: deque[tuple[list[int], Prompt | None]] = deque((prompt, None) for prompt in prompts)
@@ -267,7 +273,7 @@ def measure_memory() -> float:
     prompts = [tokens(rng, 64 * BLOCK) for _ in range(blocks // 64)]
     gc.collect()
     tracemalloc.start()
-    cache = PrefixCache(blocks, HASHER)
+    cache = make_cache(blocks)
     for prompt in prompts:
         serve(cache, list(prompt))
     gc.collect()

@@ -131,6 +131,11 @@ class CacheSettings:
         '"off" computes every prompt anew: the baseline that shows what the cache is worth.',
         flag="--cache",
     )
+    eviction: str = _setting(
+        "adaptive",
+        Choice(("adaptive", "lru")),
+        'Which cached block goes first: "adaptive" keeps what the pool has learned to come back, and is "lru" else.',
+    )
     hash_key: str = _setting(
         "",
         _HEX_KEY,

@@ -15,7 +15,9 @@ from grpc_health.v1 import health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from prefixgate.cache.accounts import TenantShare
+from prefixgate.cache.adaptive import AdaptivePolicy
 from prefixgate.cache.hashing import BlockHasher
+from prefixgate.cache.lru import LRUPolicy
 from prefixgate.cache.null_index import NullPrefixIndex
 from prefixgate.cache.prefix_cache import PrefixCache
 from prefixgate.cache.prefix_index import PrefixIndex
@@ -187,8 +189,9 @@ class WorkerServer:
         tenants = self._settings.tenants
         shares = {name: TenantShare(tenant.floor_blocks, tenant.cap_blocks) for name, tenant in tenants.items()}
         index = NullPrefixIndex if self._settings.cache.mode == "off" else PrefixIndex
+        policy = LRUPolicy if self._settings.cache.eviction == "lru" else AdaptivePolicy
         try:
-            return PrefixCache(num_blocks, self._hasher, shares=shares, index=index)
+            return PrefixCache(num_blocks, self._hasher, shares=shares, index=index, policy=policy)
         except ValueError as error:
             raise SettingsError(f"tenants: {error}") from error
 

@@ -59,6 +59,7 @@ def test_every_setting_can_be_given_as_a_flag() -> None:
         "worker.drain_seconds": "11",
         "cache.memory": "1MiB",
         "cache.mode": "off",
+        "cache.eviction": "lru",
         "cache.hash_key": "ab" * 16,
         "cache.hash_key_file": "",
         "cache.poison": "true",
