@@ -19,6 +19,8 @@ _SHARED: tuple[tuple[str, int], ...] = (
     # Pings on both sides find a peer whose TCP connection died without a word, so that its calls end.
     ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+    # What gRPC really waits for a ping's answer; a minute by default, whatever the line above says.
+    ("grpc.http2.ping_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )

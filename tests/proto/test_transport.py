@@ -22,6 +22,11 @@ def test_a_server_bears_the_pings_that_a_channel_sends() -> None:
     assert channel["grpc.keepalive_permit_without_calls"] == 1
 
 
+def test_a_dead_peer_is_found_as_soon_on_either_end() -> None:
+    for options in (dict(CHANNEL_OPTIONS), dict(SERVER_OPTIONS)):
+        assert options["grpc.http2.ping_timeout_ms"] == options["grpc.keepalive_timeout_ms"] == 10_000
+
+
 def test_a_second_server_on_a_used_port_is_an_error() -> None:
     async def scenario() -> None:
         first, second = grpc.aio.server(options=SERVER_OPTIONS), grpc.aio.server(options=SERVER_OPTIONS)
