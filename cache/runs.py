@@ -52,6 +52,7 @@ class Run:
 def num_common(first: Sequence[bytes | None], second: Sequence[bytes]) -> int:
     """Count the leading hashes in common. Hashes are chained, so bisection would do; but mostly all are equal."""
     shorter = min(len(first), len(second))
-    if first[:shorter] == second[:shorter]:
+    # As lists: a list is never equal to a tuple.
+    if list(first[:shorter]) == list(second[:shorter]):
         return shorter
     return next(i for i in range(shorter) if first[i] != second[i])
