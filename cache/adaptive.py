@@ -45,8 +45,9 @@ class AdaptivePolicy:
         intervals, now = self.intervals, self.clock
         for run in self.runs.path_to(block):
             if run.used_at:
-                run.pace = intervals.end(run.pace, now - run.used_at)
-            intervals.begin(run.pace)
+                run.pace = intervals.renew(run.pace, now - run.used_at)
+            else:
+                intervals.begin()
             run.used_at = now
             run.growing = False
         intervals.tick()

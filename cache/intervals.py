@@ -19,7 +19,9 @@ NUM_PACES = 8
 _BINS_PER_PACE = 6
 _HALF_LIFE = 1000
 """Uses after which what was seen counts half: longer than the waits that matter, shorter than a change of traffic."""
-_REFRESH_EVERY = 64
+_FIRST_REFRESH = 64
+_REFRESH_EVERY = 256
+"""Uses between two refreshes: few at first, when each use teaches much."""
 _PRIOR = 10.0
 """Waits' worth of trust in what holds for all paces, where one pace has few of its own."""
 _FIRST_PRIOR = 100.0
@@ -28,6 +30,7 @@ _FIRST_CHANCE = 0.2
 
 _WIDTHS = [1 if index < 8 else 1 << (index // 4 - 1) for index in range(NUM_BINS)]
 _BEGINS = [index if index < 8 else (4 + index % 4) << (index // 4 - 1) for index in range(NUM_BINS)]
+_PACES = [1 + min(NUM_PACES - 2, (index + 4) // _BINS_PER_PACE) for index in range(NUM_BINS)]
 
 
 def bin_of(wait: int) -> int:
@@ -43,28 +46,34 @@ class ReuseIntervals:
         self._waits = [0.0] * NUM_PACES
         self._ended = [[0.0] * NUM_BINS for _ in range(NUM_PACES)]
         self._ticks = 0
+        self._refreshed_at = 0
+        self._refresh_at = _FIRST_REFRESH
         self.worth: list[list[float]] = []
         """By pace and bin of age."""
         self._refresh()
 
-    def begin(self, pace: int) -> None:
-        """Something of a pace was used and waits now."""
-        self._waits[pace] += 1
+    def begin(self) -> None:
+        """Something was used for the first time and waits now."""
+        self._waits[0] += 1
 
-    def end(self, pace: int, interval: int) -> int:
-        """Something was used after it had waited; returns its new pace."""
+    def renew(self, pace: int, interval: int) -> int:
+        """Something was used after it had waited, and waits again; returns its new pace."""
         length = bin_of(interval)
         self._ended[pace][length] += 1
-        return 1 + min(NUM_PACES - 2, (length + 4) // _BINS_PER_PACE)
+        pace = _PACES[length]
+        self._waits[pace] += 1
+        return pace
 
     def tick(self) -> None:
-        """Once for each use of a path. Every so often brings ``worth`` up to date, about 0.2 ms of work."""
+        """Once for each use of a path. Every so often brings ``worth`` up to date, which takes about 0.5 ms."""
         self._ticks += 1
-        if self._ticks % _REFRESH_EVERY == 0:
+        if self._ticks == self._refresh_at:
             self._refresh()
+            self._refresh_at += min(_REFRESH_EVERY, max(_FIRST_REFRESH, self._ticks // 8))
 
     def _refresh(self) -> None:
-        fade = 0.5 ** (_REFRESH_EVERY / _HALF_LIFE)
+        fade = 0.5 ** ((self._ticks - self._refreshed_at) / _HALF_LIFE)
+        self._refreshed_at = self._ticks
         self._waits = [fade * count for count in self._waits]
         self._ended = [[fade * count for count in counts] for counts in self._ended]
         seen = _seen(self._ticks)

@@ -11,8 +11,8 @@ def observe(intervals: ReuseIntervals, interval: int, ticks: int = 5000, *, retu
     """At each tick content of pace 0 is used; of so many, one is used again after the interval."""
     for tick in range(ticks):
         if tick >= interval and tick % returning == 0:
-            intervals.end(0, interval)
-        intervals.begin(0)
+            intervals.renew(0, interval)
+        intervals.begin()
         intervals.tick()
 
 
@@ -54,13 +54,13 @@ def test_what_mostly_never_returns_is_worth_less_in_proportion() -> None:
 def test_a_pace_without_waits_of_its_own_goes_by_what_holds_for_all() -> None:
     intervals = ReuseIntervals()
     observe(intervals, 100)
-    assert intervals.worth[5][bin_of(96)] > 3 * intervals.worth[5][bin_of(200)]
+    assert intervals.worth[7][bin_of(96)] > 3 * intervals.worth[7][bin_of(200)]
 
 
 def test_a_pace_is_the_octave_and_a_half_of_the_last_interval() -> None:
     intervals = ReuseIntervals()
     ends = (1, 2, 7, 8, 23, 24, 63, 64, 191, 192, 511, 512, 100_000)
-    assert [intervals.end(0, interval) for interval in ends] == [1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7]
+    assert [intervals.renew(0, interval) for interval in ends] == [1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7]
 
 
 def test_ages_that_nothing_can_have_reached_yet_are_not_taken_for_hopeless() -> None:
