@@ -34,6 +34,7 @@ P = ParamSpec("P")
 MAX_RETRY_SECONDS = 60
 """Longest time that a refused call is told to wait: nobody knows what is in an hour."""
 NO_LINE = Line(0, 0.0)
+RECEIVER_GONE = End(StatusCode.CANCELLED, "whoever asked for it can no longer be told")
 
 
 class Engine:
@@ -129,7 +130,9 @@ class Engine:
         if chunks:
             self._compute(chunks)
         self._report = self._take_report()
-        self._outbox.deliver(self._steps)
+        for request in self._outbox.deliver(self._steps):
+            self._end(request, RECEIVER_GONE)
+            self._report = self._take_report()
         return bool(self._scheduler.waiting or self._scheduler.running)
 
     def end_all(self, end: End) -> None:

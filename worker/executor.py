@@ -127,13 +127,13 @@ class Executor:
         rows = [_row(chunk) for chunk in chunks]
         logits = self._runner.forward(rows)
         finite = finite_rows(logits)
-        stops = [0, *itertools.accumulate([row.num_logits for row in rows])]
+        stops = list(itertools.accumulate([len(row.token_ids) if row.needs_all_logits else 1 for row in rows]))
         if stops[-1] != len(logits):
             raise RuntimeError(f"the model gave {len(logits)} lines of logits for {stops[-1]} tokens")
-        are_finite = all(finite)
+        if stops[-1] == len(rows):
+            return [_Lines(logits, line, line + 1, is_finite) for line, is_finite in enumerate(finite)]
         return [
-            _Lines(logits, start, stop, are_finite or all(finite[start:stop]))
-            for start, stop in itertools.pairwise(stops)
+            _Lines(logits, start, stop, all(finite[start:stop])) for start, stop in itertools.pairwise([0, *stops])
         ]
 
     def _watch(self, *, tried: bool, computed: bool) -> None:
@@ -226,7 +226,7 @@ def _row(chunk: Chunk) -> Row:
     assert table is not None
     wants_all = request.sampling.prompt_logprobs is not None and wants_all_logits(request, start + count)
     token_ids = sequence.token_ids[start : start + count]
-    return Row(token_ids, start, table.block_ids, request.scope, needs_logits=True, needs_all_logits=wants_all)
+    return Row(token_ids, start, table.block_ids, request.scope, True, wants_all)
 
 
 def _last_lines(turns: Sequence[_Turn]) -> torch.Tensor:

@@ -54,10 +54,10 @@ class Histogram:
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
-    def observe(self, value: float) -> None:
-        """Count a value into the first bucket whose bound is not below it."""
-        self._counts[bisect.bisect_left(self._bounds, value)] += 1
-        self._sum += value
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value, seen so many times, into the first bucket whose bound is not below it."""
+        self._counts[bisect.bisect_left(self._bounds, value)] += times
+        self._sum += value * times
 
     def cumulative(self) -> tuple[list[tuple[str, float]], float]:
         """Return (bound, observations up to it) pairs, the last bound infinite, and the sum of all values."""
@@ -131,10 +131,11 @@ class Observations:
 
     def tokens(self, sampled: Iterable[tuple[str, float | None]]) -> None:
         """Tokens were sampled for these tenants, each so long after the one before it in its output, if any was."""
-        for tenant, gap_seconds in sampled:
-            self.generated_tokens[self._label(tenant)] += 1
+        # Most outputs of a step had their last token in the same one too.
+        for (tenant, gap_seconds), times in Counter(sampled).items():
+            self.generated_tokens[self._label(tenant)] += times
             if gap_seconds is not None:
-                self.token_gap_seconds.observe(gap_seconds)
+                self.token_gap_seconds.observe(gap_seconds, times)
 
     def output_ended(self, reason: str) -> None:
         """An output ended; one of ``OUTPUT_ENDS``."""

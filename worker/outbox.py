@@ -49,8 +49,12 @@ class Outbox:
             news = self._news[request] = News(request)
         return news
 
-    def deliver(self, step: int) -> None:
-        """Hand all news to their sinks, one call of each. A sink that fails hurts no other."""
+    def deliver(self, step: int) -> list[Request]:
+        """Hand all news to their sinks, one call of each. A sink that fails hurts no other.
+
+        Returns the calls whose sinks failed: nobody hears what becomes of them.
+        """
+        lost: list[Request] = []
         by_sink: dict[Sink, list[News]] = {}
         for news in self._news.values():
             by_sink.setdefault(news.request.sink, []).append(news)
@@ -59,4 +63,6 @@ class Outbox:
             try:
                 sink.deliver(step, batch)
             except Exception:
-                logger.exception("A receiver of step %d failed; its %d calls hear nothing of it", step, len(batch))
+                logger.exception("A receiver of step %d failed; its %d calls end", step, len(batch))
+                lost += [news.request for news in batch]
+        return lost

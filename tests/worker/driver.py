@@ -126,10 +126,14 @@ class Driver:
         shares: Mapping[str, TenantShare] | None = None,
         hasher: BlockHasher | None = None,
         weights: Mapping[str, float] | None = None,
+        runner: ModelRunner | None = None,
     ) -> None:
-        storage = TorchKVStorage(num_blocks, witness_layout())
-        storage.poison(range(num_blocks))
-        self.runner = RecordingRunner(WitnessModel("witness", storage, options or WitnessOptions(context=2048)))
+        """Run the witness with these options, or another model with a pool of its own."""
+        if runner is None:
+            storage = TorchKVStorage(num_blocks, witness_layout())
+            storage.poison(range(num_blocks))
+            runner = WitnessModel("witness", storage, options or WitnessOptions(context=2048))
+        self.runner = RecordingRunner(runner)
         self.cache = PrefixCache(num_blocks, hasher or BlockHasher(bytes(16)), shares=shares)
         self.observations = Observations(["acme", "bolt"])
         self.limits = Limits(max_batch_tokens, max_running, max_waiting)

@@ -38,7 +38,8 @@ def test_each_sink_is_called_once_a_step_with_all_of_its_calls() -> None:
 
 def test_a_sink_that_fails_keeps_no_other_from_hearing() -> None:
     outbox, broken, whole = Outbox(), Sink(broken=True), Sink()
-    outbox.of(broken.request())
+    lost = broken.request()
+    outbox.of(lost)
     outbox.of(whole.request())
-    outbox.deliver(1)
+    assert outbox.deliver(1) == [lost]
     assert len(broken.batches) == len(whole.batches) == 1
