@@ -21,12 +21,19 @@ def prompt(text: str, max_tokens: int, *, n: int = 1, salt: str = "") -> gateway
 class Stream:
     """A live call, whose first message has come if it was waited for."""
 
-    def __init__(self, channel: grpc.Channel, request: gateway_pb2.GenerateRequest, tenant: str = "acme") -> None:
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        request: gateway_pb2.GenerateRequest,
+        tenant: str = "acme",
+        *,
+        timeout: float = HANG_SECONDS,
+    ) -> None:
         self.request = request
         self.tenant = tenant
         self.messages: list[gateway_pb2.GenerateResponse] = []
         self._call = gateway_pb2_grpc.GatewayStub(channel).Generate(
-            request, metadata=credential(tenant), timeout=HANG_SECONDS
+            request, metadata=credential(tenant), timeout=timeout
         )
 
     def wait_for_tokens(self) -> "Stream":

@@ -14,6 +14,7 @@ def sidecar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
         served.wait_until_ready()
         yield served
         assert served.stop() == 0
+        assert served.complaints() == []
 
 
 @pytest.fixture(scope="session")

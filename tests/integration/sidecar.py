@@ -95,6 +95,11 @@ class Sidecar(Served, Pair):
         self.gateway_page, self.worker_page = self.metrics_url("gateway"), self.metrics_url("worker")
         self.gateway, self.worker = self.child("gateway"), self.child("worker")
 
+    def complaints(self) -> list[str]:
+        """List the lines of the log by which a process says that something went wrong."""
+        fault = re.compile(r"ERROR|CRITICAL|Traceback|was destroyed|was never")
+        return [line for line in self.log.read_text().splitlines() if fault.search(line)]
+
 
 class Program:
     """One process and its log; as a context manager it is ended, however that goes."""

@@ -37,7 +37,7 @@ def test_told_to_stop_it_finishes_its_streams_and_takes_no_new_calls(tmp_path: P
     with Sidecar(tmp_path, model=f"witness:step_ms={STEP_MS}") as served:
         served.wait_until_ready()
         with served.channel() as channel:
-            streams = open_streams(channel, 150)
+            streams = open_streams(channel, 80)
             served.process.terminate()
             until(lambda: stats_code(channel) is StatusCode.UNAVAILABLE, "the gateway takes no new calls")
             late = Stream(channel, prompt("late", 1))
