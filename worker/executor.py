@@ -132,9 +132,7 @@ class Executor:
             raise RuntimeError(f"the model gave {len(logits)} lines of logits for {stops[-1]} tokens")
         if stops[-1] == len(rows):
             return [_Lines(logits, line, line + 1, is_finite) for line, is_finite in enumerate(finite)]
-        return [
-            _Lines(logits, start, stop, all(finite[start:stop])) for start, stop in itertools.pairwise([0, *stops])
-        ]
+        return [_Lines(logits, start, stop, all(finite[start:stop])) for start, stop in itertools.pairwise([0, *stops])]
 
     def _watch(self, *, tried: bool, computed: bool) -> None:
         if computed:
