@@ -269,9 +269,7 @@ class Misplacing:
 
     def forward(self, rows: Sequence[Row]) -> torch.Tensor:
         if self.active:
-            for row in rows:
-                first, second, *rest = row.block_ids
-                row.block_ids = [second, first, *rest]
+            rows = [row._replace(block_ids=[row.block_ids[1], row.block_ids[0], *row.block_ids[2:]]) for row in rows]
         return self.inner.forward(rows)
 
 
