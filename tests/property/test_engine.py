@@ -33,7 +33,7 @@ prompts = st.builds(
 )
 samplings = st.builds(
     SamplingParams,
-    max_tokens=st.sampled_from([1, 2, 5, 15, 16, 17]),
+    max_tokens=st.sampled_from([1, 2, 5, 15, 16, 17, 33, 64]),
     temperature=st.sampled_from([0.0, 0.0, 1.0]),
     top_k=st.sampled_from([None, 1, 20]),
     seed=st.integers(-1, 1),
@@ -59,7 +59,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.refusals: list[StatusCode] = []
 
     @initialize(
-        num_blocks=st.integers(6, 24),
+        num_blocks=st.sampled_from([6, 7, 9, 12, 24]),
         floors=st.sampled_from(
             [{}, {}, {"acme": TenantShare(floor=3)}, {"bolt": TenantShare(2, 5), "acme": TenantShare(1)}]
         ),
@@ -132,6 +132,13 @@ class EngineMachine(RuleBasedStateMachine):
         if len(prompt) + sampling.max_tokens <= OPTIONS.context:
             self.submit(prompt, sampling, 1, call.request.scope.tenant, None, 0, CacheMode.DEFAULT)
 
+    @rule(prompt=prompts, sampling=samplings, count=st.integers(2, 4), tenant=st.sampled_from(["acme", "bolt"]))
+    def submit_several(self, prompt: tuple[int, ...], sampling: SamplingParams, count: int, tenant: str) -> None:
+        """Equal calls and nearly equal ones at once: bursts, and too much for the pool."""
+        for number in range(count):
+            end = (33 + number,) if number % 2 else ()
+            self.submit((*prompt, *end), sampling, 1, tenant, None, 0, CacheMode.DEFAULT)
+
     @precondition(lambda self: self.calls)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
@@ -147,7 +154,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.stopped.setdefault(call, set()).add(output)
         self.driver.engine.cancel(call.request, output)
 
-    @rule(steps=st.integers(1, 4), seconds=st.sampled_from([0.0, 1.0]))
+    @rule(steps=st.sampled_from([1, 2, 3, 20]), seconds=st.sampled_from([0.0, 1.0]))
     def run(self, steps: int, seconds: float) -> None:
         for _ in range(steps):
             before = self.driver.engine.report()
