@@ -73,6 +73,12 @@ class FakeCall:
         end = worker_pb2.CallEnd(code=code.value[0], message=message, usage=generation_pb2.Usage(**usage))
         await self._session.step(self.event(end=end))
 
+    async def refuse(self, message: str, retry_seconds: float) -> None:
+        """End the call as a full worker does."""
+        code = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+        end = worker_pb2.CallEnd(code=code, message=message, retry_seconds=retry_seconds)
+        await self._session.step(self.event(end=end))
+
     async def finish(self, ids: Sequence[int], reason: generation_pb2.FinishReason = LENGTH, **usage: Any) -> None:
         """Give output 0 its tokens and end the call."""
         await self.send((0, ids, reason))

@@ -7,6 +7,8 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untyped]
+from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
 from prefixgate.gateway.errors import REQUEST_ID_KEY
 from prefixgate.gateway.tokenizer import ModelTokenizer
@@ -137,14 +139,37 @@ def test_sampling_and_cache_control_reach_the_worker_as_they_were_set() -> None:
             cache = generation_pb2.CacheControl(salt="pepper", mode=generation_pb2.CACHE_MODE_DEFAULT)
             pending = r.stub.Complete(
                 gateway_pb2.GenerateRequest(
-                    token_ids=gateway_pb2.TokenIds(ids=[5, 6]), sampling=sampling, cache=cache, n=2, model="fake"
+                    token_ids=gateway_pb2.TokenIds(ids=[5, 6]),
+                    sampling=sampling,
+                    cache=cache,
+                    n=2,
+                    model="fake",
+                    priority=-3,
                 )
             )
             call = await r.next_call()
             assert list(call.submit.token_ids) == [5, 6]
             assert (call.submit.sampling, call.submit.cache, call.submit.n) == (sampling, cache, 2)
+            assert call.submit.priority == -3
             assert not call.submit.HasField("deadline_seconds")
             pending.cancel()
+
+    run(test())
+
+
+def test_a_full_worker_tells_the_client_when_to_try_again() -> None:
+    async def test() -> None:
+        async with rig() as r:
+            pending = r.stub.Complete(prompt("hi"))
+            call = await r.next_call()
+            await call.refuse("try again in 3 seconds", 3.0)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await pending
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            info, details = RetryInfo(), trailing(caught.value)["grpc-status-details-bin"]
+            assert isinstance(details, bytes)
+            assert Status.FromString(details).details[0].Unpack(info)
+            assert info.retry_delay.seconds == 3
 
     run(test())
 
@@ -155,6 +180,7 @@ def test_absent_numbers_stay_absent_on_the_second_hop() -> None:
             pending = r.stub.Complete(prompt("hi"))
             call = await r.next_call()
             assert call.submit.sampling == generation_pb2.SamplingParams(max_tokens=256)
+            assert not call.submit.HasField("priority")
             pending.cancel()
 
     run(test())

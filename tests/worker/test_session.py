@@ -123,6 +123,7 @@ class TestRefusals:
             await gateway.until(third, ends=1)
             assert third.codes == [EXHAUSTED]
             assert "lets 1 calls wait" in third.ends[0].message
+            assert third.ends[0].retry_seconds >= 1
             assert not gateway.calls[2].ends
 
         on_host(scenario, Driver(max_running=1, max_waiting=1))
