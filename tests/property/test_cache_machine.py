@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hypothesis import HealthCheck, settings
@@ -10,10 +11,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from prefixgate.cache.accounts import TenantShare
+from prefixgate.cache.adaptive import AdaptivePolicy
 from prefixgate.cache.admission import CacheMode
 from prefixgate.cache.block_table import BlockTable
 from prefixgate.cache.copy_plan import CopyPlan
+from prefixgate.cache.eviction import EvictionPolicy
 from prefixgate.cache.hashing import BlockHash, BlockHasher, CacheScope
+from prefixgate.cache.lru import LRUPolicy
 from prefixgate.cache.matching import MissReason
 from prefixgate.cache.pins import Pin, PinLimitError
 from prefixgate.cache.prefix_cache import PrefixCache
@@ -56,12 +60,13 @@ class CacheMachine(RuleBasedStateMachine):
     """Slots hold what a model would compute: the scope and all tokens up to theirs. Any wrong slot shows at once."""
 
     weak = False
+    policy: Callable[[int, Callable[[int], bool]], EvictionPolicy] = LRUPolicy
 
     def __init__(self) -> None:
         super().__init__()
         hasher = (WeakHasher if self.weak else BlockHasher)(b"0123456789abcdef", block_size=BLOCK)
         shares = {"a": TenantShare(floor=2, cap=6), "b": TenantShare(floor=1)}
-        self.cache = PrefixCache(POOL, hasher, shares=shares, pin_limit=3)
+        self.cache = PrefixCache(POOL, hasher, shares=shares, pin_limit=3, policy=self.policy)
         self.pins: list[Pin] = []
         self.now = 0.0
         self.bytes: list[list[object]] = [[None] * BLOCK for _ in range(POOL)]
@@ -248,7 +253,17 @@ _profile = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
+
+
+class AdaptiveMachine(CacheMachine):
+    """The same with the policy that a worker has by default."""
+
+    policy = AdaptivePolicy
+
+
 TestCacheMachine = CacheMachine.TestCase
 TestCacheMachine.settings = _profile
+TestAdaptiveMachine = AdaptiveMachine.TestCase
+TestAdaptiveMachine.settings = _profile
 TestWeakHashMachine = WeakHashMachine.TestCase
 TestWeakHashMachine.settings = _profile
