@@ -52,7 +52,13 @@ class CallBoundary:
         except Exception as error:
             status = status_of(error, call.request_id)
             code = status.code
-            await _abort(call, context, status, error)
+            try:
+                await _abort(call, context, status, error)
+            except grpc.aio.InternalError as unsent:
+                # Nothing can be sent any more: the client went away or ran into its deadline, and this task has not
+                # been told yet.
+                code = grpc.StatusCode.CANCELLED
+                raise asyncio.CancelledError from unsent
         finally:
             self._live.leave(call)
             self._metrics.count(CALLS_ENDED, method, call.tenant, code.name)
@@ -62,9 +68,19 @@ class CallBoundary:
 
 
 async def _abort(call: Call, context: Context, status: ErrorStatus, error: BaseException) -> NoReturn:
-    if not status.is_expected:
-        logger.error("%s request=%s failed", call.method, call.request_id, exc_info=error)
-    await context.abort(status.code, status.message, status.metadata)
+    is_unsent = isinstance(error, grpc.aio.InternalError)
+    if not (status.is_expected or is_unsent):
+        _log_fault(call, error)
+    try:
+        await context.abort(status.code, status.message, status.metadata)
+    except grpc.aio.AbortError:  # what it raises when the status was sent
+        if is_unsent:
+            _log_fault(call, error)
+        raise
+
+
+def _log_fault(call: Call, error: BaseException) -> None:
+    logger.error("%s request=%s failed", call.method, call.request_id, exc_info=error)
 
 
 def _own_or_new(request_id: str) -> str:

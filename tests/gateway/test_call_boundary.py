@@ -11,6 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from prefixgate.gateway.call_boundary import CallBoundary
+from prefixgate.gateway.errors import CallError
 from prefixgate.gateway.live_calls import LiveCalls
 from prefixgate.gateway.metrics import METRICS, GatewayMetrics
 from prefixgate.proto import gateway_pb2_grpc, worker_pb2
@@ -200,6 +201,41 @@ def test_a_clients_own_cancel_is_passed_on_to_grpc() -> None:
         assert live.num_live == 0
 
     run(test())
+
+
+def test_a_client_that_is_gone_before_it_could_be_answered_is_no_fault_of_ours(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """gRPC tells a handler a moment after nothing can be sent any more, and until then its calls fail."""
+
+    class Gone:
+        async def write(self, _: object) -> None:
+            raise grpc.aio.InternalError("nothing can be sent")
+
+        async def abort(self, *_: object) -> None:
+            raise grpc.aio.InternalError("nothing can be sent")
+
+    async def test() -> None:
+        registry = CollectorRegistry()
+        gauges = {metric: (lambda: 0.0) for metric in METRICS if metric.kind == "gauge"}
+        boundary = CallBoundary(LiveCalls(), GatewayMetrics(registry, ["acme"], gauges), lambda: "acme")
+        context: Any = Gone()
+
+        async def handler(error: Exception | None) -> None:
+            async with boundary.call("Generate", context):
+                if error is not None:
+                    raise error
+                await context.write(b"")
+
+        for error in (None, CallError(DEADLINE_EXCEEDED, "too late")):
+            with pytest.raises(asyncio.CancelledError):
+                await handler(error)
+        labels = {"method": "Generate", "tenant": "acme", "code": "CANCELLED"}
+        assert registry.get_sample_value("prefixgate_gateway_calls_ended_total", labels) == 2
+
+    with caplog.at_level(logging.ERROR):
+        run(test())
+    assert caplog.text == ""
 
 
 def test_cancels_at_random_leave_nothing_behind() -> None:
