@@ -36,7 +36,6 @@ def compute(plan: StepPlan) -> None:
         chunk.sequence.num_computed += chunk.num_tokens
         if not chunk.sequence.num_uncomputed:
             chunk.sequence.token_ids.append(1)
-            chunk.request.first_token_at = 0.0
 
 
 def test_calls_are_admitted_first_in_first_out_until_the_budget_is_gone() -> None:
