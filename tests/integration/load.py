@@ -117,6 +117,16 @@ def short(rng: random.Random, index: int) -> Plan:
     return Plan(request, rng.choice(list(KEYS)), leaves_after=leaves)
 
 
+def hurried(rng: random.Random, index: int) -> Plan:
+    """Make up a call whose deadline comes amid its answer, or about when that ends."""
+    request = gateway_pb2.GenerateRequest(
+        prompt="".join(rng.choices("abc", k=20)),
+        sampling=generation_pb2.SamplingParams(max_tokens=rng.choice([3, 20, 40]), ignore_eos=True),
+        request_id=f"call-{index}",
+    )
+    return Plan(request, rng.choice(list(KEYS)), streamed=rng.random() < 0.6, deadline=rng.uniform(0.005, 0.15))
+
+
 async def run(address: str, plans: Iterable[Plan], clients: int = CLIENTS) -> list[Heard]:
     """Have so many clients, each with a connection of its own, make the calls, and return all that they heard."""
     waiting, heard = iter(plans), list[Heard]()
