@@ -10,6 +10,7 @@ after eviction are seen too, since evicted runs are remembered (see ``ghosts``).
 """
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 from prefixgate.cache.intervals import NUM_PACES, ReuseIntervals, bin_of
 from prefixgate.cache.run_ends import RunEnds
@@ -20,6 +21,7 @@ CLEARLY_LESS = 0.8
 """Content goes before what LRU would evict only if it is worth less than this share of that: counts are noisy, and
 where worth hardly differs LRU's order is the safer one."""
 
+_used_at = attrgetter("used_at")
 _TIE = 1e-12
 """Worth of a tick of age: where worth is equal, the older goes first."""
 
@@ -74,10 +76,13 @@ class AdaptivePolicy:
 
     def least(self, oldest: Sequence[Run], youngest: Sequence[Run]) -> Run:
         """The run to evict, of the oldest and the youngest of each pace."""
-        worth = self.worth
-        first = min(oldest, key=lambda run: run.used_at)
-        least = min((*oldest, *youngest), key=lambda run: (worth(run), run.used_at))
-        return least if worth(least) < CLEARLY_LESS * worth(first) else first
+        first = min(oldest, key=_used_at)
+        least, least_worth = first, CLEARLY_LESS * self.worth(first)
+        for run in (*oldest, *youngest):
+            worth = self.worth(run)
+            if worth < least_worth or (worth == least_worth and run.used_at < least.used_at and least is not first):
+                least, least_worth = run, worth
+        return least
 
 
 class AdaptiveQueue:
@@ -92,6 +97,7 @@ class AdaptiveQueue:
         self._paces = [RunEnds(policy.is_evictable) for _ in range(NUM_PACES)]
         self._chosen: Run | None = None
         self._chosen_at = -1
+        self._rank = 0.0
 
     def add(self, block: int, child: int | None = None) -> None:
         """The block is evictable now, and so is the last of its run."""
@@ -101,8 +107,7 @@ class AdaptiveQueue:
 
     def rank(self) -> float | None:
         """Worth of the next victim, lower goes first; None where there is none."""
-        run, policy = self._choose(), self._policy
-        return None if run is None else policy.worth(run) - _TIE * (policy.clock - run.used_at)
+        return None if self._choose() is None else self._rank
 
     def pop(self) -> int | None:
         """Take the next victim, or None where there is none."""
@@ -136,4 +141,6 @@ class AdaptiveQueue:
             youngest = [run for ends in self._paces if (run := ends.youngest()) is not None]
             self._chosen = policy.least(oldest, youngest) if oldest else None
             self._chosen_at = policy.clock
+            if self._chosen is not None:
+                self._rank = policy.worth(self._chosen) - _TIE * (policy.clock - self._chosen.used_at)
         return self._chosen

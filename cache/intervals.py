@@ -30,12 +30,18 @@ _FIRST_CHANCE = 0.2
 
 _WIDTHS = [1 if index < 8 else 1 << (index // 4 - 1) for index in range(NUM_BINS)]
 _BEGINS = [index if index < 8 else (4 + index % 4) << (index // 4 - 1) for index in range(NUM_BINS)]
+_NUM_LISTED = 4096
+_LISTED = [
+    next(index for index in range(NUM_BINS - 1, -1, -1) if _BEGINS[index] <= wait) for wait in range(_NUM_LISTED)
+]
 _PACES = [1 + min(NUM_PACES - 2, (index + 4) // _BINS_PER_PACE) for index in range(NUM_BINS)]
 
 
 def bin_of(wait: int) -> int:
     """The bin of a wait that ends after ``wait`` uses."""
-    octave = max(0, wait.bit_length() - 3)
+    if wait < _NUM_LISTED:
+        return _LISTED[wait]
+    octave = wait.bit_length() - 3
     return min(NUM_BINS - 1, 4 * octave + (wait >> octave))
 
 
