@@ -14,7 +14,7 @@ from grpc import StatusCode
 
 from prefixgate.cache.prefix_cache import PrefixCache
 from prefixgate.worker.deadlines import Deadlines
-from prefixgate.worker.executor import FAULT, Executor, Sampled
+from prefixgate.worker.executor import FAULT, Executor
 from prefixgate.worker.inbox import Cancellation, Inbox, InboxClosedError
 from prefixgate.worker.limits import Limits
 from prefixgate.worker.model_runner import ModelRunner
@@ -22,6 +22,7 @@ from prefixgate.worker.observations import OTHER_TENANT, Observations
 from prefixgate.worker.outbox import Outbox
 from prefixgate.worker.report import EngineReport, TenantBlocks
 from prefixgate.worker.request import End, RefusedError, Request, RequestState
+from prefixgate.worker.sampler import Choice
 from prefixgate.worker.scheduler import Scheduler
 from prefixgate.worker.sequence import FinishReason, Sequence
 from prefixgate.worker.step_plan import Chunk
@@ -111,7 +112,7 @@ class Engine:
         return blocks
 
     def report(self) -> EngineReport:
-        """How things stood after the last step, with the calls that came since counted as waiting.
+        """How things stood when the model last began or ended a step, with the calls since counted as waiting.
 
         What it tells of changes in ``step`` alone, so no reader sees it half changed, and no reader waits for a step.
         """
@@ -128,6 +129,8 @@ class Engine:
         self._end_overdue()
         chunks = self._schedule()
         if chunks:
+            # The model can take long, and a call that it runs for the first time would be seen nowhere meanwhile.
+            self._report = self._take_report()
             self._compute(chunks)
         self._report = self._take_report()
         for request in self._outbox.deliver(self._steps):
@@ -207,21 +210,21 @@ class Engine:
         for request, logprobs in result.prompt_logprobs:
             self._outbox.of(request).prompt_logprobs += logprobs
         gaps = [
-            (sampled.request.scope.tenant, self._append(sampled, now))
-            for sampled in result.sampled
-            if sampled.request not in result.failed
+            (turn.request.scope.tenant, self._append(turn.request, turn.output, choice, now))
+            for turn, choice in result.sampled
+            if turn.request not in result.failed
         ]
         if gaps:
             self._observe(self._observations.tokens, gaps)
         for request, end in result.failed.items():
             self._end(request, end)
 
-    def _append(self, sampled: Sampled, now: float) -> float | None:
+    def _append(self, request: Request, output: Sequence, choice: Choice, now: float) -> float | None:
         """Take a sampled token over into its output. Its slot is written when it is computed, in the next step.
 
         Returns the time since the output's last token, where it has one.
         """
-        request, output, token_id, logprob = sampled
+        token_id, logprob = choice
         output.token_ids.append(token_id)
         output.num_output += 1
         request.usage.completion_tokens += 1

@@ -40,28 +40,6 @@ class ExecutorFailedError(Exception):
     """No call at all can be computed any more."""
 
 
-class Sampled(NamedTuple):
-    """The next token of an output."""
-
-    request: Request
-    output: Output
-    token_id: int
-    logprob: TokenLogprob | None
-    """Where the call asked for it."""
-
-
-@dataclass(slots=True)
-class StepResult:
-    """What came of a step."""
-
-    sampled: list[Sampled] = field(default_factory=list)
-    prompt_logprobs: list[tuple[Request, list[TokenLogprob]]] = field(default_factory=list)
-    """Those of the next tokens of prompts, at most one list for each call."""
-    failed: dict[Request, End] = field(default_factory=dict)
-    """Calls that must end, and how."""
-    computed_tokens: int = 0
-
-
 class _Lines(NamedTuple):
     """One chunk's lines ``[start, stop)`` of the logits ``[L, V]`` that it was computed with."""
 
@@ -71,12 +49,25 @@ class _Lines(NamedTuple):
     finite: bool
 
 
-class _Turn(NamedTuple):
+class Turn(NamedTuple):
     """An output whose next token is to be chosen from the last of these lines."""
 
     request: Request
     output: Output
     lines: _Lines
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What came of a step."""
+
+    sampled: list[tuple[Turn, Choice]] = field(default_factory=list)
+    """The next tokens of outputs."""
+    prompt_logprobs: list[tuple[Request, list[TokenLogprob]]] = field(default_factory=list)
+    """Those of the next tokens of prompts, at most one list for each call."""
+    failed: dict[Request, End] = field(default_factory=dict)
+    """Calls that must end, and how."""
+    computed_tokens: int = 0
 
 
 class _OfRequest(Protocol):
@@ -106,8 +97,7 @@ class Executor:
         self._watch(tried=bool(chunks), computed=bool(computed))
         result.computed_tokens = sum(chunk.num_tokens for chunk, _ in computed)
         turns = self._commit(computed, result)
-        for turn, choice in self._isolated(turns, self._sample, result):
-            result.sampled.append(Sampled(turn.request, turn.output, *choice))
+        result.sampled = self._isolated(turns, self._sample, result)
         return result
 
     def _run_copies(self) -> None:
@@ -142,13 +132,13 @@ class Executor:
             if self._failed_steps == MAX_FAILED_STEPS:
                 raise ExecutorFailedError(f"nothing could be computed in {MAX_FAILED_STEPS} steps in a row")
 
-    def _commit(self, computed: Sequence[tuple[Chunk, _Lines]], result: StepResult) -> list[_Turn]:
+    def _commit(self, computed: Sequence[tuple[Chunk, _Lines]], result: StepResult) -> list[Turn]:
         """Count and publish what was computed, and tell whose next token can be chosen.
 
         Logits that are not finite say that some slot below them is not either, so what they were computed from is not
         published. That is why every chunk of a prompt is asked for logits, and not its last one alone.
         """
-        turns: list[_Turn] = []
+        turns: list[Turn] = []
         for chunk, lines in computed:
             request = chunk.request
             if not lines.finite:
@@ -161,7 +151,7 @@ class Executor:
                     logits = lines.logits[lines.start : lines.stop]
                     result.prompt_logprobs.append((request, take_prompt_logprobs(request, start, logits)))
                 for output in self._advance(chunk):
-                    turns.append(_Turn(request, output, lines))  # noqa: PERF401 - mostly there is one
+                    turns.append(Turn(request, output, lines))  # noqa: PERF401 - mostly there is one
             except Exception as error:
                 self._fail(request, error, result)
         return turns
@@ -192,7 +182,7 @@ class Executor:
         request.carrier = carrier.table = None
         return [output for output in outputs if not output.num_uncomputed]
 
-    def _sample(self, turns: Sequence[_Turn]) -> Sequence[Choice]:
+    def _sample(self, turns: Sequence[Turn]) -> Sequence[Choice]:
         return self._sampler.choose(_last_lines(turns), [(turn.request.sampling, turn.output) for turn in turns])
 
     def _isolated(
@@ -227,7 +217,7 @@ def _row(chunk: Chunk) -> Row:
     return Row(token_ids, start, table.block_ids, request.scope, True, wants_all)
 
 
-def _last_lines(turns: Sequence[_Turn]) -> torch.Tensor:
+def _last_lines(turns: Sequence[Turn]) -> torch.Tensor:
     """Gather the logits ``[R, V]`` to choose from; not copied where they are all that the model gave."""
     logits, wanted = turns[0].lines.logits, [turn.lines.stop - 1 for turn in turns]
     if any(turn.lines.logits is not logits for turn in turns):

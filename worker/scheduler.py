@@ -8,7 +8,7 @@ within a tenant by priority, then age. ``docs/scheduling.md`` tells the rules an
 import heapq
 import itertools
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 
 from prefixgate.cache.block_pool import NoFreeBlocksError
@@ -104,14 +104,25 @@ class Scheduler:
     def _schedule_decodes(self, plan: StepPlan) -> Begun:
         """Give each sequence that has one token to compute its token. Returns those that have more."""
         begun: Begun = {}
-        for request in list(self.running):
+        short: list[Chunk] = []
+        tenants: list[str] = []
+        for request in self.running:
             for sequence in request.live:
-                if sequence.table is None:
-                    break  # preempted by one before it
-                if sequence.num_uncomputed == 1:
-                    self._add_chunk(plan, request, sequence, 1)
-                else:
+                computed = sequence.num_computed
+                if len(sequence.token_ids) - computed > 1:
                     begun.setdefault(request.scope.tenant, []).append((request, sequence))
+                elif computed < sequence.num_writable:
+                    plan.chunks.append(Chunk(request, sequence, 1))
+                    tenants.append(request.scope.tenant)
+                else:
+                    short.append(Chunk(request, sequence, 1))
+        plan.budget -= len(tenants)
+        for tenant, count in Counter(tenants).items():
+            self.fair.charge(tenant, count)
+        # Each in its sixteenth token only. One that finds no block can take back what was planned for another above.
+        for request, sequence, count in short:
+            if sequence.table is not None:
+                self._add_chunk(plan, request, sequence, count)
         return begun
 
     def _schedule_prompts(self, plan: StepPlan, begun: Begun) -> None:
@@ -142,7 +153,6 @@ class Scheduler:
         return False
 
     def _add_chunk(self, plan: StepPlan, request: Request, sequence: Sequence, count: int) -> None:
-        # Asked for each block and not for each token: that is a third of what a step of decodes costs here.
         is_writable = sequence.num_computed + count <= sequence.num_writable
         if is_writable or self._make_writable(plan, request, sequence, count):
             plan.add(Chunk(request, sequence, count))

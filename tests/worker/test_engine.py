@@ -9,6 +9,7 @@ from prefixgate.cache.accounts import TenantShare
 from prefixgate.cache.admission import CacheMode
 from prefixgate.cache.hashing import CacheScope
 from prefixgate.cache.integrity import IntegrityError
+from prefixgate.worker.model_runner import Row
 from prefixgate.worker.request import End, RefusedError, SamplingParams
 from prefixgate.worker.sequence import FinishReason
 from prefixgate.worker.witness_options import WitnessOptions
@@ -451,6 +452,20 @@ class TestTimes:
         driver.step()
         driver.assert_idle()
         assert driver.engine.report().oldest_call_seconds == 0.0
+
+
+def test_a_call_is_seen_running_while_the_model_runs_it_for_the_first_time() -> None:
+    driver = Driver()
+    seen = []
+
+    def look(_: Row) -> bool:
+        seen.append(driver.engine.report())
+        return False
+
+    driver.runner.raises = look
+    driver.ask(words(40), 1)
+    (report,) = seen
+    assert (report.running_calls, report.waiting_calls, report.active_blocks) == (1, 0, 3)
 
 
 def test_a_broken_invariant_is_counted_and_the_engine_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
