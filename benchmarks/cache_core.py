@@ -20,7 +20,7 @@ import gc
 import json
 import statistics
 import tracemalloc
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,68 +113,65 @@ def measure_cold(repeats: int, *, evicting: bool) -> float:
 
 
 class DecodeBatch:
-    """Running sequences as arrays: positions and last tokens by row, so that a step touches only rows that cross.
+    """Running sequences, of which a step touches only those that begin or fill a block.
 
-    A sequence's token list is brought up to date when a block fills, which is when the cache reads it.
+    They stand in a wheel by the step in which their block fills. What the last steps sampled goes over to a sequence's
+    token list then, which is when the cache reads it.
     """
 
-    def __init__(self, cache: PrefixCache, rows: int, length: int) -> None:
+    def __init__(self, cache: PrefixCache, rows: int) -> None:
         self._cache = cache
-        self._tables: list[BlockTable | None] = [None] * rows
-        self._positions = np.zeros(rows, np.int64)
-        self._ends = np.full(rows, -1, np.int64)
-        self._live = np.zeros(rows, np.int64)
-        self._tokens = np.zeros((rows, length), np.uint32)
-        self._all_rows = np.arange(rows)
+        self._step = 0
+        self._recent: deque[list[int]] = deque(maxlen=BLOCK)
+        """What the last steps sampled, by row; the oldest first."""
+        self._wheel: list[dict[int, BlockTable]] = [{} for _ in range(BLOCK)]
+        """By the step in which a block fills, modulo the block size: rows and their tables."""
+        self._ending: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        """By step: the rows that end after it, and where in the wheel they stand."""
         self.free = list(range(rows))
 
     def join(self, table: BlockTable, outputs: int) -> None:
         """Add a sequence whose prompt is computed; it leaves after ``outputs`` more tokens."""
-        row, length = self.free.pop(), len(table.token_ids)
-        self._tables[row] = table
-        self._positions[row], self._ends[row], self._live[row] = length, length + outputs, 1
+        row = self.free.pop()
+        spoke = (self._step - len(table.token_ids) - 1) % BLOCK
+        self._wheel[spoke][row] = table
+        self._ending[self._step + outputs - 1].append((row, spoke))
 
-    def step(self, sampled: np.ndarray) -> int:
+    def step(self, sampled: list[int]) -> int:
         """Write one token for each sequence. Returns how many ended."""
-        cache, positions = self._cache, self._positions
-        for row in np.flatnonzero((positions % BLOCK == 0) & (self._live == 1)).tolist():
-            table, position = self._tables[row], int(positions[row])
-            assert table is not None
+        cache, step = self._cache, self._step
+        for table in self._wheel[(step - 1) % BLOCK].values():
+            position = len(table.token_ids)
             cache.writable(table, position, position + 1)
         cache.run_plan(lambda plan: None)
-        self._tokens[self._all_rows, positions] = sampled
-        positions += self._live
-        ended = np.flatnonzero(positions == self._ends).tolist()
-        for row in np.flatnonzero((positions % BLOCK == 0) & (self._live == 1)).tolist():
-            self._publish(row)
-        for row in ended:
-            self._leave(row)
+        self._recent.append(sampled)
+        for row, table in self._wheel[step % BLOCK].items():
+            self._take_over(row, table, BLOCK)
+            cache.publish(table, len(table.token_ids))
+        ended = self._ending.pop(step, [])
+        for row, spoke in ended:
+            table = self._wheel[spoke].pop(row)
+            self._take_over(row, table, (step - spoke) % BLOCK)
+            cache.release(table, len(table.token_ids))
+            self.free.append(row)
+        self._step = step + 1
         return len(ended)
 
-    def _publish(self, row: int) -> None:
-        table, position = self._tables[row], int(self._positions[row])
-        assert table is not None
-        table.token_ids += self._tokens[row, len(table.token_ids) : position].tolist()
-        self._cache.publish(table, position)
-
-    def _leave(self, row: int) -> None:
-        table, position = self._tables[row], int(self._positions[row])
-        assert table is not None
-        table.token_ids += self._tokens[row, len(table.token_ids) : position].tolist()
-        self._cache.release(table, position)
-        self._tables[row] = None
-        self._live[row], self._positions[row], self._ends[row] = 0, 0, -1
-        self.free.append(row)
+    def _take_over(self, row: int, table: BlockTable, written: int) -> None:
+        """Bring the token list of a sequence up to date, of whose last block so many slots are written."""
+        missing = written - len(table.token_ids) % BLOCK
+        if missing > 0:
+            table.token_ids += [sampled[row] for sampled in self._recent][-missing:]
 
 
 def measure_decode(repeats: int) -> float:
     rows, steps = 256, 16
     rng = np.random.default_rng(3)
-    sampled = rng.integers(0, VOCABULARY, (steps, rows))
+    sampled = rng.integers(0, VOCABULARY, (steps, rows)).tolist()
 
     def setup() -> DecodeBatch:
         cache = make_cache(20_000)
-        batch = DecodeBatch(cache, rows, 2048)
+        batch = DecodeBatch(cache, rows)
         for row in range(rows):
             prompt = tokens(rng, 512 + row % BLOCK)
             admission = cache.admit(SCOPE, prompt, max_new_tokens=64)
@@ -212,8 +209,8 @@ class Mixed:
     def run(self, prompts: list[list[int]], *, waits: bool) -> None:
         """Serve all: admit while there is room, compute a whole prompt in a step, then decode with the others."""
         cache = make_cache(20_000)
-        batch = DecodeBatch(cache, self.running, 2048)
-        sampled = np.random.default_rng(5).integers(0, VOCABULARY, self.running)
+        batch = DecodeBatch(cache, self.running)
+        sampled = np.random.default_rng(5).integers(0, VOCABULARY, self.running).tolist()
         waiting: deque[tuple[list[int], Prompt | None]] = deque((prompt, None) for prompt in prompts)
         left = len(prompts)
         while left:

@@ -1,6 +1,6 @@
 """Makes cached blocks free: for whom, whose, and in which order."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 
 from prefixgate.cache.accounts import Account
@@ -83,7 +83,7 @@ class Evictor:
             queue = queues[retention] = self.policy.queue()
         return queue
 
-    def _evict(self, count: int, owners: Iterable[Account], asker: Account, events: EventLog) -> None:
+    def _evict(self, count: int, owners: Sequence[Account], asker: Account, events: EventLog) -> None:
         while count > 0:
             choice = self._choose(owners, asker)
             if choice is None:
@@ -92,14 +92,17 @@ class Evictor:
             allowed = owner.cached if owner is asker else owner.evictable
             count -= self._evict_path(queue, owner, min(count, allowed), before, events)
 
-    def _choose(self, owners: Iterable[Account], asker: Account) -> tuple[Account, EvictionQueue, float] | None:
+    def _choose(self, owners: Sequence[Account], asker: Account) -> tuple[Account, EvictionQueue, float] | None:
         """The queue with the next victim, its tenant, and the rank up to which it goes on before another tenant's.
 
         Looks at each tenant that has evictable blocks; the tenants are few and configured.
         """
+        if len(owners) == 1:
+            # No other tenant to be compared with.
+            return self._only_choice(owners[0], asker)
         best: tuple[float, Account, EvictionQueue] | None = None
         second = inf
-        for owner in tuple(owners):
+        for owner in owners:
             if owner.cached == 0:
                 self._queues.pop(owner, None)
                 continue
@@ -113,6 +116,13 @@ class Evictor:
             else:
                 second = min(second, rank)
         return (best[1], best[2], second) if best else None
+
+    def _only_choice(self, owner: Account, asker: Account) -> tuple[Account, EvictionQueue, float] | None:
+        if owner.cached == 0:
+            self._queues.pop(owner, None)
+            return None
+        queue = self._lowest_queue(owner) if owner is asker or owner.evictable else None
+        return (owner, queue, inf) if queue else None
 
     def _lowest_queue(self, owner: Account) -> EvictionQueue | None:
         """The tenant's queue of lowest retention that has a victim; empty ones are dropped."""

@@ -78,19 +78,30 @@ class Publisher:
         return block
 
     def _publish_next(self, table: BlockTable) -> None:
-        """Publish one block of generated tokens. Its hash is not kept: the next one's parent is in the index."""
-        position, size = table.num_published, self._size
-        parent_hash = self._index.hashes[table.block_ids[position - 1]] if position else ROOT_HASH
-        assert parent_hash is not None, "a published block that has a successor is full"
+        """Publish one block of generated tokens. Its hash is not kept: the next one's parent is in the index.
+
+        Written out for the case that nearly every decoded block is, a first child with a new hash.
+        """
+        index, position, size = self._index, table.num_published, self._size
+        own = table.block_ids[position]
+        if position:
+            parent = table.block_ids[position - 1]
+            parent_hash = index.hashes[parent]
+            assert parent_hash is not None, "a published block that has a successor is full"
+        else:
+            parent, parent_hash = table.root, ROOT_HASH
         content = pack_ids(table.token_ids[position * size : (position + 1) * size])
         block_hash = self._hasher.hash_block(parent_hash, table.scope_digest, content)
-        own = table.block_ids[position]
-        if not self._publish_one(table, block_hash, content):
+        if index.first_child[parent] == NONE and index.find(block_hash) is None:
+            index.insert(own, parent, content, block_hash)
+            table.num_published = position + 1
+        elif not self._publish_one(table, block_hash, content):
             table.publishable = False
-        elif table.block_ids[position] == own:
-            parent = table.block_ids[position - 1] if position else table.root
-            self._evictor.policy.published(parent, (own,), (block_hash,))
-            self._events.stored(table.scope.tenant, parent_hash, (block_hash,))
+            return
+        elif table.block_ids[position] != own:
+            return
+        self._evictor.policy.published(parent, (own,), (block_hash,))
+        self._events.stored(table.scope.tenant, parent_hash, (block_hash,))
 
     def _publish_one(self, table: BlockTable, block_hash: BlockHash, content: bytes) -> bool:
         """Publish a table's next block, or move the table to the block that was published before it.

@@ -28,6 +28,12 @@ class RunTree:
 
     def publish(self, parent: int, blocks: Sequence[int], hashes: Sequence[bytes]) -> None:
         """Add a path of new nodes below ``parent``, which is a root where it is no block's number."""
+        above = self._run_of[parent] if parent < self._num_blocks else None
+        if above is not None and above.growing and above.blocks[-1] == parent and not above.num_evicted:
+            # What a decoding sequence does with each block.
+            self._grow(above, blocks)
+            above.hashes += hashes
+            return
         self.remember()
         above = self._ending_at(parent) if parent < self._num_blocks else None
         done = 0
@@ -35,10 +41,6 @@ class RunTree:
             parent = NO_BLOCK
         elif above.num_evicted:
             done = self._restore(above, blocks, hashes)
-        elif above.growing:
-            self._grow(above, blocks)
-            above.hashes += hashes
-            return
         else:
             above.growing = False
         while done < len(blocks):
