@@ -1,11 +1,25 @@
 from prefixgate.proto import generation_pb2 as _generation_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class MissReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MISS_REASON_UNSPECIFIED: _ClassVar[MissReason]
+    MISS_REASON_NONE: _ClassVar[MissReason]
+    MISS_REASON_NEVER_SEEN: _ClassVar[MissReason]
+    MISS_REASON_EVICTED: _ClassVar[MissReason]
+    MISS_REASON_DIVERGED: _ClassVar[MissReason]
+MISS_REASON_UNSPECIFIED: MissReason
+MISS_REASON_NONE: MissReason
+MISS_REASON_NEVER_SEEN: MissReason
+MISS_REASON_EVICTED: MissReason
+MISS_REASON_DIVERGED: MissReason
 
 class ChatMessage(_message.Message):
     __slots__ = ("role", "content")
@@ -170,3 +184,151 @@ class PoolStats(_message.Message):
     active_blocks: int
     cached_blocks: int
     def __init__(self, block_size: _Optional[int] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., active_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("prompt", "token_ids", "chat", "model", "salt", "request_id")
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    CHAT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    prompt: str
+    token_ids: TokenIds
+    chat: Chat
+    model: str
+    salt: str
+    request_id: str
+    def __init__(self, prompt: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., model: _Optional[str] = ..., salt: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("prompt_tokens", "cached_tokens", "block_hit_tokens", "partial_copy_tokens", "claimed_tail_tokens", "miss_reason", "diverged_at", "continuation_tokens", "incarnation")
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PARTIAL_COPY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CLAIMED_TAIL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MISS_REASON_FIELD_NUMBER: _ClassVar[int]
+    DIVERGED_AT_FIELD_NUMBER: _ClassVar[int]
+    CONTINUATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    prompt_tokens: int
+    cached_tokens: int
+    block_hit_tokens: int
+    partial_copy_tokens: int
+    claimed_tail_tokens: int
+    miss_reason: MissReason
+    diverged_at: int
+    continuation_tokens: int
+    incarnation: str
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., block_hit_tokens: _Optional[int] = ..., partial_copy_tokens: _Optional[int] = ..., claimed_tail_tokens: _Optional[int] = ..., miss_reason: _Optional[_Union[MissReason, str]] = ..., diverged_at: _Optional[int] = ..., continuation_tokens: _Optional[int] = ..., incarnation: _Optional[str] = ...) -> None: ...
+
+class WarmRequest(_message.Message):
+    __slots__ = ("prompt", "token_ids", "chat", "model", "cache", "request_id", "priority")
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    CHAT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    prompt: str
+    token_ids: TokenIds
+    chat: Chat
+    model: str
+    cache: _generation_pb2.CacheControl
+    request_id: str
+    priority: int
+    def __init__(self, prompt: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., model: _Optional[str] = ..., cache: _Optional[_Union[_generation_pb2.CacheControl, _Mapping]] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
+
+class WarmProgress(_message.Message):
+    __slots__ = ("prompt_tokens", "cached_tokens", "computed_tokens")
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ...) -> None: ...
+
+class WarmResponse(_message.Message):
+    __slots__ = ("progress", "completion")
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_FIELD_NUMBER: _ClassVar[int]
+    progress: WarmProgress
+    completion: Completion
+    def __init__(self, progress: _Optional[_Union[WarmProgress, _Mapping]] = ..., completion: _Optional[_Union[Completion, _Mapping]] = ...) -> None: ...
+
+class PinRequest(_message.Message):
+    __slots__ = ("prompt", "token_ids", "chat", "model", "salt", "request_id", "ttl_seconds")
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    CHAT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TTL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    prompt: str
+    token_ids: TokenIds
+    chat: Chat
+    model: str
+    salt: str
+    request_id: str
+    ttl_seconds: float
+    def __init__(self, prompt: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., model: _Optional[str] = ..., salt: _Optional[str] = ..., request_id: _Optional[str] = ..., ttl_seconds: _Optional[float] = ...) -> None: ...
+
+class PinnedPrefix(_message.Message):
+    __slots__ = ("pin_id", "salt", "pinned_tokens", "expires_in_seconds", "incarnation")
+    PIN_ID_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    PINNED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_IN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    pin_id: str
+    salt: str
+    pinned_tokens: int
+    expires_in_seconds: float
+    incarnation: str
+    def __init__(self, pin_id: _Optional[str] = ..., salt: _Optional[str] = ..., pinned_tokens: _Optional[int] = ..., expires_in_seconds: _Optional[float] = ..., incarnation: _Optional[str] = ...) -> None: ...
+
+class PinResponse(_message.Message):
+    __slots__ = ("pin", "prompt_tokens")
+    PIN_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    pin: PinnedPrefix
+    prompt_tokens: int
+    def __init__(self, pin: _Optional[_Union[PinnedPrefix, _Mapping]] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
+
+class UnpinRequest(_message.Message):
+    __slots__ = ("pin_id",)
+    PIN_ID_FIELD_NUMBER: _ClassVar[int]
+    pin_id: str
+    def __init__(self, pin_id: _Optional[str] = ...) -> None: ...
+
+class UnpinResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListPinsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListPinsResponse(_message.Message):
+    __slots__ = ("pins",)
+    PINS_FIELD_NUMBER: _ClassVar[int]
+    pins: _containers.RepeatedCompositeFieldContainer[PinnedPrefix]
+    def __init__(self, pins: _Optional[_Iterable[_Union[PinnedPrefix, _Mapping]]] = ...) -> None: ...
+
+class FlushRequest(_message.Message):
+    __slots__ = ("salt",)
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    salt: str
+    def __init__(self, salt: _Optional[str] = ...) -> None: ...
+
+class FlushResponse(_message.Message):
+    __slots__ = ("freed_blocks", "ended_pins")
+    FREED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_PINS_FIELD_NUMBER: _ClassVar[int]
+    freed_blocks: int
+    ended_pins: int
+    def __init__(self, freed_blocks: _Optional[int] = ..., ended_pins: _Optional[int] = ...) -> None: ...

@@ -58,6 +58,36 @@ class GatewayStub:
                 request_serializer=prefixgate_dot_proto_dot_gateway__pb2.StatsRequest.SerializeToString,
                 response_deserializer=prefixgate_dot_proto_dot_gateway__pb2.StatsResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/prefixgate.v1.Gateway/Explain',
+                request_serializer=prefixgate_dot_proto_dot_gateway__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=prefixgate_dot_proto_dot_gateway__pb2.ExplainResponse.FromString,
+                _registered_method=True)
+        self.Warm = channel.unary_stream(
+                '/prefixgate.v1.Gateway/Warm',
+                request_serializer=prefixgate_dot_proto_dot_gateway__pb2.WarmRequest.SerializeToString,
+                response_deserializer=prefixgate_dot_proto_dot_gateway__pb2.WarmResponse.FromString,
+                _registered_method=True)
+        self.Pin = channel.unary_unary(
+                '/prefixgate.v1.Gateway/Pin',
+                request_serializer=prefixgate_dot_proto_dot_gateway__pb2.PinRequest.SerializeToString,
+                response_deserializer=prefixgate_dot_proto_dot_gateway__pb2.PinResponse.FromString,
+                _registered_method=True)
+        self.Unpin = channel.unary_unary(
+                '/prefixgate.v1.Gateway/Unpin',
+                request_serializer=prefixgate_dot_proto_dot_gateway__pb2.UnpinRequest.SerializeToString,
+                response_deserializer=prefixgate_dot_proto_dot_gateway__pb2.UnpinResponse.FromString,
+                _registered_method=True)
+        self.ListPins = channel.unary_unary(
+                '/prefixgate.v1.Gateway/ListPins',
+                request_serializer=prefixgate_dot_proto_dot_gateway__pb2.ListPinsRequest.SerializeToString,
+                response_deserializer=prefixgate_dot_proto_dot_gateway__pb2.ListPinsResponse.FromString,
+                _registered_method=True)
+        self.Flush = channel.unary_unary(
+                '/prefixgate.v1.Gateway/Flush',
+                request_serializer=prefixgate_dot_proto_dot_gateway__pb2.FlushRequest.SerializeToString,
+                response_deserializer=prefixgate_dot_proto_dot_gateway__pb2.FlushResponse.FromString,
+                _registered_method=True)
 
 
 class GatewayServicer:
@@ -89,7 +119,55 @@ class GatewayServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Stats(self, request, context):
-        """What is served, and how the pool and the queue stand now.
+        """What is served, and how the calling tenant stands now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Explain(self, request, context):
+        """Cache control. All of it is about the calling tenant's own part of the cache: what other tenants hold, and what
+        lies under other salts, looks as if it had never been there.
+
+        Where a prompt leaves the cache, and why. Computes nothing and changes nothing, not even the order of eviction.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Warm(self, request, context):
+        """Computes a prompt into the cache without generating. Scheduled, charged and bounded like any call of the tenant;
+        ends early, and leaves what is computed, when it is cancelled. The last message carries `completion`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pin(self, request, context):
+        """Keeps what is cached of a prompt for a time, whatever else comes. FAILED_PRECONDITION where nothing of it is,
+        RESOURCE_EXHAUSTED beyond the bounds on pinned blocks. A prompt that is pinned already keeps its pin, whose time
+        is extended: pins do not add up.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unpin(self, request, context):
+        """Ends a pin before its time. NOT_FOUND for one that is not there (any more) and for another tenant's alike.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPins(self, request, context):
+        """The tenant's pins.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Flush(self, request, context):
+        """Forgets what is cached for the tenant, pinned or not. Calls in progress go on; what they hold is not found again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -117,6 +195,36 @@ def add_GatewayServicer_to_server(servicer, server):
                     servicer.Stats,
                     request_deserializer=prefixgate_dot_proto_dot_gateway__pb2.StatsRequest.FromString,
                     response_serializer=prefixgate_dot_proto_dot_gateway__pb2.StatsResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=prefixgate_dot_proto_dot_gateway__pb2.ExplainRequest.FromString,
+                    response_serializer=prefixgate_dot_proto_dot_gateway__pb2.ExplainResponse.SerializeToString,
+            ),
+            'Warm': grpc.unary_stream_rpc_method_handler(
+                    servicer.Warm,
+                    request_deserializer=prefixgate_dot_proto_dot_gateway__pb2.WarmRequest.FromString,
+                    response_serializer=prefixgate_dot_proto_dot_gateway__pb2.WarmResponse.SerializeToString,
+            ),
+            'Pin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pin,
+                    request_deserializer=prefixgate_dot_proto_dot_gateway__pb2.PinRequest.FromString,
+                    response_serializer=prefixgate_dot_proto_dot_gateway__pb2.PinResponse.SerializeToString,
+            ),
+            'Unpin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unpin,
+                    request_deserializer=prefixgate_dot_proto_dot_gateway__pb2.UnpinRequest.FromString,
+                    response_serializer=prefixgate_dot_proto_dot_gateway__pb2.UnpinResponse.SerializeToString,
+            ),
+            'ListPins': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPins,
+                    request_deserializer=prefixgate_dot_proto_dot_gateway__pb2.ListPinsRequest.FromString,
+                    response_serializer=prefixgate_dot_proto_dot_gateway__pb2.ListPinsResponse.SerializeToString,
+            ),
+            'Flush': grpc.unary_unary_rpc_method_handler(
+                    servicer.Flush,
+                    request_deserializer=prefixgate_dot_proto_dot_gateway__pb2.FlushRequest.FromString,
+                    response_serializer=prefixgate_dot_proto_dot_gateway__pb2.FlushResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -231,6 +339,168 @@ class Gateway:
             '/prefixgate.v1.Gateway/Stats',
             prefixgate_dot_proto_dot_gateway__pb2.StatsRequest.SerializeToString,
             prefixgate_dot_proto_dot_gateway__pb2.StatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixgate.v1.Gateway/Explain',
+            prefixgate_dot_proto_dot_gateway__pb2.ExplainRequest.SerializeToString,
+            prefixgate_dot_proto_dot_gateway__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Warm(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/prefixgate.v1.Gateway/Warm',
+            prefixgate_dot_proto_dot_gateway__pb2.WarmRequest.SerializeToString,
+            prefixgate_dot_proto_dot_gateway__pb2.WarmResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixgate.v1.Gateway/Pin',
+            prefixgate_dot_proto_dot_gateway__pb2.PinRequest.SerializeToString,
+            prefixgate_dot_proto_dot_gateway__pb2.PinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unpin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixgate.v1.Gateway/Unpin',
+            prefixgate_dot_proto_dot_gateway__pb2.UnpinRequest.SerializeToString,
+            prefixgate_dot_proto_dot_gateway__pb2.UnpinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPins(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixgate.v1.Gateway/ListPins',
+            prefixgate_dot_proto_dot_gateway__pb2.ListPinsRequest.SerializeToString,
+            prefixgate_dot_proto_dot_gateway__pb2.ListPinsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Flush(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixgate.v1.Gateway/Flush',
+            prefixgate_dot_proto_dot_gateway__pb2.FlushRequest.SerializeToString,
+            prefixgate_dot_proto_dot_gateway__pb2.FlushResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -44,7 +44,28 @@ class GatewayStub:
     Tokenize: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.TokenizeRequest, _gateway_pb2.TokenizeResponse]
     """The token ids that a Generate call with the same input would send to the model."""
     Stats: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.StatsRequest, _gateway_pb2.StatsResponse]
-    """What is served, and how the pool and the queue stand now."""
+    """What is served, and how the calling tenant stands now."""
+    Explain: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ExplainRequest, _gateway_pb2.ExplainResponse]
+    """Cache control. All of it is about the calling tenant's own part of the cache: what other tenants hold, and what
+    lies under other salts, looks as if it had never been there.
+
+    Where a prompt leaves the cache, and why. Computes nothing and changes nothing, not even the order of eviction.
+    """
+    Warm: _grpc.UnaryStreamMultiCallable[_gateway_pb2.WarmRequest, _gateway_pb2.WarmResponse]
+    """Computes a prompt into the cache without generating. Scheduled, charged and bounded like any call of the tenant;
+    ends early, and leaves what is computed, when it is cancelled. The last message carries `completion`.
+    """
+    Pin: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.PinRequest, _gateway_pb2.PinResponse]
+    """Keeps what is cached of a prompt for a time, whatever else comes. FAILED_PRECONDITION where nothing of it is,
+    RESOURCE_EXHAUSTED beyond the bounds on pinned blocks. A prompt that is pinned already keeps its pin, whose time
+    is extended: pins do not add up.
+    """
+    Unpin: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.UnpinRequest, _gateway_pb2.UnpinResponse]
+    """Ends a pin before its time. NOT_FOUND for one that is not there (any more) and for another tenant's alike."""
+    ListPins: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ListPinsRequest, _gateway_pb2.ListPinsResponse]
+    """The tenant's pins."""
+    Flush: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.FlushRequest, _gateway_pb2.FlushResponse]
+    """Forgets what is cached for the tenant, pinned or not. Calls in progress go on; what they hold is not found again."""
 
 @_typing.type_check_only
 class GatewayAsyncStub(GatewayStub):
@@ -62,7 +83,28 @@ class GatewayAsyncStub(GatewayStub):
     Tokenize: _aio.UnaryUnaryMultiCallable[_gateway_pb2.TokenizeRequest, _gateway_pb2.TokenizeResponse]  # type: ignore[assignment]
     """The token ids that a Generate call with the same input would send to the model."""
     Stats: _aio.UnaryUnaryMultiCallable[_gateway_pb2.StatsRequest, _gateway_pb2.StatsResponse]  # type: ignore[assignment]
-    """What is served, and how the pool and the queue stand now."""
+    """What is served, and how the calling tenant stands now."""
+    Explain: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ExplainRequest, _gateway_pb2.ExplainResponse]  # type: ignore[assignment]
+    """Cache control. All of it is about the calling tenant's own part of the cache: what other tenants hold, and what
+    lies under other salts, looks as if it had never been there.
+
+    Where a prompt leaves the cache, and why. Computes nothing and changes nothing, not even the order of eviction.
+    """
+    Warm: _aio.UnaryStreamMultiCallable[_gateway_pb2.WarmRequest, _gateway_pb2.WarmResponse]  # type: ignore[assignment]
+    """Computes a prompt into the cache without generating. Scheduled, charged and bounded like any call of the tenant;
+    ends early, and leaves what is computed, when it is cancelled. The last message carries `completion`.
+    """
+    Pin: _aio.UnaryUnaryMultiCallable[_gateway_pb2.PinRequest, _gateway_pb2.PinResponse]  # type: ignore[assignment]
+    """Keeps what is cached of a prompt for a time, whatever else comes. FAILED_PRECONDITION where nothing of it is,
+    RESOURCE_EXHAUSTED beyond the bounds on pinned blocks. A prompt that is pinned already keeps its pin, whose time
+    is extended: pins do not add up.
+    """
+    Unpin: _aio.UnaryUnaryMultiCallable[_gateway_pb2.UnpinRequest, _gateway_pb2.UnpinResponse]  # type: ignore[assignment]
+    """Ends a pin before its time. NOT_FOUND for one that is not there (any more) and for another tenant's alike."""
+    ListPins: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ListPinsRequest, _gateway_pb2.ListPinsResponse]  # type: ignore[assignment]
+    """The tenant's pins."""
+    Flush: _aio.UnaryUnaryMultiCallable[_gateway_pb2.FlushRequest, _gateway_pb2.FlushResponse]  # type: ignore[assignment]
+    """Forgets what is cached for the tenant, pinned or not. Calls in progress go on; what they hold is not found again."""
 
 class GatewayServicer(metaclass=_abc_1.ABCMeta):
     """The front door. Every method needs a credential (metadata `authorization: Bearer KEY`) unless the gateway runs with
@@ -101,6 +143,63 @@ class GatewayServicer(metaclass=_abc_1.ABCMeta):
         request: _gateway_pb2.StatsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.StatsResponse, _abc.Awaitable[_gateway_pb2.StatsResponse]]:
-        """What is served, and how the pool and the queue stand now."""
+        """What is served, and how the calling tenant stands now."""
+
+    @_abc_1.abstractmethod
+    def Explain(
+        self,
+        request: _gateway_pb2.ExplainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.ExplainResponse, _abc.Awaitable[_gateway_pb2.ExplainResponse]]:
+        """Cache control. All of it is about the calling tenant's own part of the cache: what other tenants hold, and what
+        lies under other salts, looks as if it had never been there.
+
+        Where a prompt leaves the cache, and why. Computes nothing and changes nothing, not even the order of eviction.
+        """
+
+    @_abc_1.abstractmethod
+    def Warm(
+        self,
+        request: _gateway_pb2.WarmRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_gateway_pb2.WarmResponse], _abc.AsyncIterator[_gateway_pb2.WarmResponse]]:
+        """Computes a prompt into the cache without generating. Scheduled, charged and bounded like any call of the tenant;
+        ends early, and leaves what is computed, when it is cancelled. The last message carries `completion`.
+        """
+
+    @_abc_1.abstractmethod
+    def Pin(
+        self,
+        request: _gateway_pb2.PinRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.PinResponse, _abc.Awaitable[_gateway_pb2.PinResponse]]:
+        """Keeps what is cached of a prompt for a time, whatever else comes. FAILED_PRECONDITION where nothing of it is,
+        RESOURCE_EXHAUSTED beyond the bounds on pinned blocks. A prompt that is pinned already keeps its pin, whose time
+        is extended: pins do not add up.
+        """
+
+    @_abc_1.abstractmethod
+    def Unpin(
+        self,
+        request: _gateway_pb2.UnpinRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.UnpinResponse, _abc.Awaitable[_gateway_pb2.UnpinResponse]]:
+        """Ends a pin before its time. NOT_FOUND for one that is not there (any more) and for another tenant's alike."""
+
+    @_abc_1.abstractmethod
+    def ListPins(
+        self,
+        request: _gateway_pb2.ListPinsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.ListPinsResponse, _abc.Awaitable[_gateway_pb2.ListPinsResponse]]:
+        """The tenant's pins."""
+
+    @_abc_1.abstractmethod
+    def Flush(
+        self,
+        request: _gateway_pb2.FlushRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.FlushResponse, _abc.Awaitable[_gateway_pb2.FlushResponse]]:
+        """Forgets what is cached for the tenant, pinned or not. Calls in progress go on; what they hold is not found again."""
 
 def add_GatewayServicer_to_server(servicer: GatewayServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -74,7 +74,7 @@ class Hello(_message.Message):
     def __init__(self, gateway: _Optional[str] = ..., protocol_version: _Optional[int] = ..., incarnation: _Optional[str] = ..., hash_key_fingerprint: _Optional[bytes] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("call_id", "tenant", "request_id", "token_ids", "sampling", "n", "cache", "deadline_seconds", "priority", "time_limit_ms")
+    __slots__ = ("call_id", "tenant", "request_id", "token_ids", "sampling", "n", "cache", "deadline_seconds", "priority", "time_limit_ms", "prefill_only")
     CALL_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +85,7 @@ class Submit(_message.Message):
     DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     TIME_LIMIT_MS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_ONLY_FIELD_NUMBER: _ClassVar[int]
     call_id: int
     tenant: str
     request_id: str
@@ -95,7 +96,8 @@ class Submit(_message.Message):
     deadline_seconds: float
     priority: int
     time_limit_ms: int
-    def __init__(self, call_id: _Optional[int] = ..., tenant: _Optional[str] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_generation_pb2.SamplingParams, _Mapping]] = ..., n: _Optional[int] = ..., cache: _Optional[_Union[_generation_pb2.CacheControl, _Mapping]] = ..., deadline_seconds: _Optional[float] = ..., priority: _Optional[int] = ..., time_limit_ms: _Optional[int] = ...) -> None: ...
+    prefill_only: bool
+    def __init__(self, call_id: _Optional[int] = ..., tenant: _Optional[str] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_generation_pb2.SamplingParams, _Mapping]] = ..., n: _Optional[int] = ..., cache: _Optional[_Union[_generation_pb2.CacheControl, _Mapping]] = ..., deadline_seconds: _Optional[float] = ..., priority: _Optional[int] = ..., time_limit_ms: _Optional[int] = ..., prefill_only: _Optional[bool] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("call_id", "output")
@@ -114,16 +116,26 @@ class StepMessage(_message.Message):
     def __init__(self, step: _Optional[int] = ..., events: _Optional[_Iterable[_Union[CallEvent, _Mapping]]] = ...) -> None: ...
 
 class CallEvent(_message.Message):
-    __slots__ = ("call_id", "outputs", "end", "prompt_logprobs")
+    __slots__ = ("call_id", "outputs", "end", "prompt_logprobs", "prefill")
     CALL_ID_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
     call_id: int
     outputs: _containers.RepeatedCompositeFieldContainer[OutputTokens]
     end: CallEnd
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_generation_pb2.TokenLogprob]
-    def __init__(self, call_id: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[OutputTokens, _Mapping]]] = ..., end: _Optional[_Union[CallEnd, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_generation_pb2.TokenLogprob, _Mapping]]] = ...) -> None: ...
+    prefill: Prefill
+    def __init__(self, call_id: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[OutputTokens, _Mapping]]] = ..., end: _Optional[_Union[CallEnd, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_generation_pb2.TokenLogprob, _Mapping]]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ...) -> None: ...
+
+class Prefill(_message.Message):
+    __slots__ = ("cached_tokens", "computed_tokens")
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    cached_tokens: int
+    computed_tokens: int
+    def __init__(self, cached_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ...) -> None: ...
 
 class OutputTokens(_message.Message):
     __slots__ = ("index", "token_ids", "finish_reason", "logprobs")
@@ -170,3 +182,43 @@ class WorkerReport(_message.Message):
     queried_tokens: int
     hit_tokens: int
     def __init__(self, incarnation: _Optional[str] = ..., pool: _Optional[_Union[_gateway_pb2.PoolStats, _Mapping]] = ..., running_calls: _Optional[int] = ..., waiting_calls: _Optional[int] = ..., queried_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ...) -> None: ...
+
+class CachedPrompt(_message.Message):
+    __slots__ = ("tenant", "salt", "token_ids")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    salt: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, tenant: _Optional[str] = ..., salt: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PinCommand(_message.Message):
+    __slots__ = ("prompt", "ttl_seconds")
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    TTL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    prompt: CachedPrompt
+    ttl_seconds: float
+    def __init__(self, prompt: _Optional[_Union[CachedPrompt, _Mapping]] = ..., ttl_seconds: _Optional[float] = ...) -> None: ...
+
+class UnpinCommand(_message.Message):
+    __slots__ = ("tenant", "pin_id")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    PIN_ID_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    pin_id: str
+    def __init__(self, tenant: _Optional[str] = ..., pin_id: _Optional[str] = ...) -> None: ...
+
+class ListPinsCommand(_message.Message):
+    __slots__ = ("tenant",)
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    def __init__(self, tenant: _Optional[str] = ...) -> None: ...
+
+class FlushCommand(_message.Message):
+    __slots__ = ("tenant", "salt")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    salt: str
+    def __init__(self, tenant: _Optional[str] = ..., salt: _Optional[str] = ...) -> None: ...

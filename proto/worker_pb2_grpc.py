@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from prefixgate.proto import gateway_pb2 as prefixgate_dot_proto_dot_gateway__pb2
 from prefixgate.proto import worker_pb2 as prefixgate_dot_proto_dot_worker__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -50,6 +51,31 @@ class WorkerStub:
                 request_serializer=prefixgate_dot_proto_dot_worker__pb2.ReportRequest.SerializeToString,
                 response_deserializer=prefixgate_dot_proto_dot_worker__pb2.WorkerReport.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/prefixgate.v1.Worker/Explain',
+                request_serializer=prefixgate_dot_proto_dot_worker__pb2.CachedPrompt.SerializeToString,
+                response_deserializer=prefixgate_dot_proto_dot_gateway__pb2.ExplainResponse.FromString,
+                _registered_method=True)
+        self.Pin = channel.unary_unary(
+                '/prefixgate.v1.Worker/Pin',
+                request_serializer=prefixgate_dot_proto_dot_worker__pb2.PinCommand.SerializeToString,
+                response_deserializer=prefixgate_dot_proto_dot_gateway__pb2.PinResponse.FromString,
+                _registered_method=True)
+        self.Unpin = channel.unary_unary(
+                '/prefixgate.v1.Worker/Unpin',
+                request_serializer=prefixgate_dot_proto_dot_worker__pb2.UnpinCommand.SerializeToString,
+                response_deserializer=prefixgate_dot_proto_dot_gateway__pb2.UnpinResponse.FromString,
+                _registered_method=True)
+        self.ListPins = channel.unary_unary(
+                '/prefixgate.v1.Worker/ListPins',
+                request_serializer=prefixgate_dot_proto_dot_worker__pb2.ListPinsCommand.SerializeToString,
+                response_deserializer=prefixgate_dot_proto_dot_gateway__pb2.ListPinsResponse.FromString,
+                _registered_method=True)
+        self.Flush = channel.unary_unary(
+                '/prefixgate.v1.Worker/Flush',
+                request_serializer=prefixgate_dot_proto_dot_worker__pb2.FlushCommand.SerializeToString,
+                response_deserializer=prefixgate_dot_proto_dot_gateway__pb2.FlushResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -78,6 +104,45 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """Cache control, each for one tenant; see the methods of the same names in Gateway. Run between two steps of the
+        engine, in order of arrival. RESOURCE_EXHAUSTED where too many wait for that, UNAVAILABLE where the engine has
+        ended.
+
+        Where a prompt leaves the cache, and why.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pin(self, request, context):
+        """Keeps what is cached of a prompt for a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unpin(self, request, context):
+        """Ends a pin before its time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPins(self, request, context):
+        """A tenant's pins.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Flush(self, request, context):
+        """Forgets what is cached for a tenant.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -95,6 +160,31 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Report,
                     request_deserializer=prefixgate_dot_proto_dot_worker__pb2.ReportRequest.FromString,
                     response_serializer=prefixgate_dot_proto_dot_worker__pb2.WorkerReport.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=prefixgate_dot_proto_dot_worker__pb2.CachedPrompt.FromString,
+                    response_serializer=prefixgate_dot_proto_dot_gateway__pb2.ExplainResponse.SerializeToString,
+            ),
+            'Pin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pin,
+                    request_deserializer=prefixgate_dot_proto_dot_worker__pb2.PinCommand.FromString,
+                    response_serializer=prefixgate_dot_proto_dot_gateway__pb2.PinResponse.SerializeToString,
+            ),
+            'Unpin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unpin,
+                    request_deserializer=prefixgate_dot_proto_dot_worker__pb2.UnpinCommand.FromString,
+                    response_serializer=prefixgate_dot_proto_dot_gateway__pb2.UnpinResponse.SerializeToString,
+            ),
+            'ListPins': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPins,
+                    request_deserializer=prefixgate_dot_proto_dot_worker__pb2.ListPinsCommand.FromString,
+                    response_serializer=prefixgate_dot_proto_dot_gateway__pb2.ListPinsResponse.SerializeToString,
+            ),
+            'Flush': grpc.unary_unary_rpc_method_handler(
+                    servicer.Flush,
+                    request_deserializer=prefixgate_dot_proto_dot_worker__pb2.FlushCommand.FromString,
+                    response_serializer=prefixgate_dot_proto_dot_gateway__pb2.FlushResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -179,6 +269,141 @@ class Worker:
             '/prefixgate.v1.Worker/Report',
             prefixgate_dot_proto_dot_worker__pb2.ReportRequest.SerializeToString,
             prefixgate_dot_proto_dot_worker__pb2.WorkerReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixgate.v1.Worker/Explain',
+            prefixgate_dot_proto_dot_worker__pb2.CachedPrompt.SerializeToString,
+            prefixgate_dot_proto_dot_gateway__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixgate.v1.Worker/Pin',
+            prefixgate_dot_proto_dot_worker__pb2.PinCommand.SerializeToString,
+            prefixgate_dot_proto_dot_gateway__pb2.PinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unpin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixgate.v1.Worker/Unpin',
+            prefixgate_dot_proto_dot_worker__pb2.UnpinCommand.SerializeToString,
+            prefixgate_dot_proto_dot_gateway__pb2.UnpinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPins(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixgate.v1.Worker/ListPins',
+            prefixgate_dot_proto_dot_worker__pb2.ListPinsCommand.SerializeToString,
+            prefixgate_dot_proto_dot_gateway__pb2.ListPinsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Flush(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixgate.v1.Worker/Flush',
+            prefixgate_dot_proto_dot_worker__pb2.FlushCommand.SerializeToString,
+            prefixgate_dot_proto_dot_gateway__pb2.FlushResponse.FromString,
             options,
             channel_credentials,
             insecure,

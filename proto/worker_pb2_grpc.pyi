@@ -7,6 +7,7 @@ its socket is for its gateways only.
 
 from collections import abc as _abc
 from grpc import aio as _aio
+from prefixgate.proto import gateway_pb2 as _gateway_pb2
 from prefixgate.proto import worker_pb2 as _worker_pb2
 import abc as _abc_1
 import grpc as _grpc
@@ -43,6 +44,21 @@ class WorkerStub:
     """
     Report: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ReportRequest, _worker_pb2.WorkerReport]
     """How the pool and the queue stand now."""
+    Explain: _grpc.UnaryUnaryMultiCallable[_worker_pb2.CachedPrompt, _gateway_pb2.ExplainResponse]
+    """Cache control, each for one tenant; see the methods of the same names in Gateway. Run between two steps of the
+    engine, in order of arrival. RESOURCE_EXHAUSTED where too many wait for that, UNAVAILABLE where the engine has
+    ended.
+
+    Where a prompt leaves the cache, and why.
+    """
+    Pin: _grpc.UnaryUnaryMultiCallable[_worker_pb2.PinCommand, _gateway_pb2.PinResponse]
+    """Keeps what is cached of a prompt for a time."""
+    Unpin: _grpc.UnaryUnaryMultiCallable[_worker_pb2.UnpinCommand, _gateway_pb2.UnpinResponse]
+    """Ends a pin before its time."""
+    ListPins: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ListPinsCommand, _gateway_pb2.ListPinsResponse]
+    """A tenant's pins."""
+    Flush: _grpc.UnaryUnaryMultiCallable[_worker_pb2.FlushCommand, _gateway_pb2.FlushResponse]
+    """Forgets what is cached for a tenant."""
 
 @_typing.type_check_only
 class WorkerAsyncStub(WorkerStub):
@@ -57,6 +73,21 @@ class WorkerAsyncStub(WorkerStub):
     """
     Report: _aio.UnaryUnaryMultiCallable[_worker_pb2.ReportRequest, _worker_pb2.WorkerReport]  # type: ignore[assignment]
     """How the pool and the queue stand now."""
+    Explain: _aio.UnaryUnaryMultiCallable[_worker_pb2.CachedPrompt, _gateway_pb2.ExplainResponse]  # type: ignore[assignment]
+    """Cache control, each for one tenant; see the methods of the same names in Gateway. Run between two steps of the
+    engine, in order of arrival. RESOURCE_EXHAUSTED where too many wait for that, UNAVAILABLE where the engine has
+    ended.
+
+    Where a prompt leaves the cache, and why.
+    """
+    Pin: _aio.UnaryUnaryMultiCallable[_worker_pb2.PinCommand, _gateway_pb2.PinResponse]  # type: ignore[assignment]
+    """Keeps what is cached of a prompt for a time."""
+    Unpin: _aio.UnaryUnaryMultiCallable[_worker_pb2.UnpinCommand, _gateway_pb2.UnpinResponse]  # type: ignore[assignment]
+    """Ends a pin before its time."""
+    ListPins: _aio.UnaryUnaryMultiCallable[_worker_pb2.ListPinsCommand, _gateway_pb2.ListPinsResponse]  # type: ignore[assignment]
+    """A tenant's pins."""
+    Flush: _aio.UnaryUnaryMultiCallable[_worker_pb2.FlushCommand, _gateway_pb2.FlushResponse]  # type: ignore[assignment]
+    """Forgets what is cached for a tenant."""
 
 class WorkerServicer(metaclass=_abc_1.ABCMeta):
     """One worker: one model on one device with one pool."""
@@ -86,5 +117,50 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.WorkerReport, _abc.Awaitable[_worker_pb2.WorkerReport]]:
         """How the pool and the queue stand now."""
+
+    @_abc_1.abstractmethod
+    def Explain(
+        self,
+        request: _worker_pb2.CachedPrompt,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.ExplainResponse, _abc.Awaitable[_gateway_pb2.ExplainResponse]]:
+        """Cache control, each for one tenant; see the methods of the same names in Gateway. Run between two steps of the
+        engine, in order of arrival. RESOURCE_EXHAUSTED where too many wait for that, UNAVAILABLE where the engine has
+        ended.
+
+        Where a prompt leaves the cache, and why.
+        """
+
+    @_abc_1.abstractmethod
+    def Pin(
+        self,
+        request: _worker_pb2.PinCommand,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.PinResponse, _abc.Awaitable[_gateway_pb2.PinResponse]]:
+        """Keeps what is cached of a prompt for a time."""
+
+    @_abc_1.abstractmethod
+    def Unpin(
+        self,
+        request: _worker_pb2.UnpinCommand,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.UnpinResponse, _abc.Awaitable[_gateway_pb2.UnpinResponse]]:
+        """Ends a pin before its time."""
+
+    @_abc_1.abstractmethod
+    def ListPins(
+        self,
+        request: _worker_pb2.ListPinsCommand,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.ListPinsResponse, _abc.Awaitable[_gateway_pb2.ListPinsResponse]]:
+        """A tenant's pins."""
+
+    @_abc_1.abstractmethod
+    def Flush(
+        self,
+        request: _worker_pb2.FlushCommand,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.FlushResponse, _abc.Awaitable[_gateway_pb2.FlushResponse]]:
+        """Forgets what is cached for a tenant."""
 
 def add_WorkerServicer_to_server(servicer: WorkerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
