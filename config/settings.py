@@ -21,6 +21,7 @@ from prefixgate.config.kinds import (
     Size,
     Text,
     TextList,
+    WorkerAddresses,
 )
 
 T = TypeVar("T")
@@ -57,8 +58,12 @@ class GatewaySettings:
     http: str = _setting(
         "127.0.0.1:8051", AddressText(unix=False), "Where /metrics is served; port 0 takes a free one."
     )
-    worker: str = _setting(
-        "", AddressText(empty=True), "The worker's address. `serve` sets it; a gateway alone needs it."
+    workers: tuple[str, ...] = _setting(
+        (),
+        WorkerAddresses(),
+        "Where the workers are. `serve` sets it; a gateway alone needs it. Several serve one model together, and each "
+        "call goes to one of them. A name with dns: before it is looked up again and again, as workers come and go.",
+        flag="--workers",
     )
     default_max_tokens: int = _setting(
         256, Integer(1, 1 << 20), "Length of an output where the call sets no max_tokens.", unit="tokens"
@@ -103,7 +108,10 @@ class WorkerSettings:
     )
     threads: int = _setting(0, Integer(0, 1024), "CPU threads for the model; 0 leaves it to torch.", unit="threads")
     max_batch_tokens: int = _setting(
-        512, Integer(1, 1 << 20), "Tokens computed in one step, prefill and decode together.", unit="tokens"
+        512,
+        Integer(2, 1 << 20),
+        "Tokens computed in one step, prefill and decode together; more than max_running.",
+        unit="tokens",
     )
     max_running: int = _setting(64, Integer(1, 4096), "Sequences that generate at the same time.", unit="sequences")
     max_waiting: int = _setting(

@@ -15,10 +15,10 @@ class Limits:
     """Calls that wait for admission."""
 
     def __post_init__(self) -> None:
-        if self.max_batch_tokens < self.max_running:
+        if self.max_batch_tokens <= self.max_running:
             raise ValueError(
-                f"max_batch_tokens: {self.max_batch_tokens} must be at least max_running, {self.max_running}: "
-                "each running sequence computes a token in every step"
+                f"max_batch_tokens: {self.max_batch_tokens} must be more than max_running, {self.max_running}: each "
+                "running sequence computes a token in every step, and what is left is for prompts"
             )
 
     @property

@@ -49,7 +49,7 @@ def alone(seed: int, length: int, sampling: SamplingParams, n: int) -> Call:
     return call
 
 
-@given(st.lists(asked, min_size=CALLS, max_size=CALLS), st.integers(14, 20), st.sampled_from([8, 24, 64]))
+@given(st.lists(asked, min_size=CALLS, max_size=CALLS), st.integers(14, 20), st.sampled_from([9, 24, 64]))
 @settings(max_examples=scaled(240), suppress_health_check=[HealthCheck.too_slow])
 def test_preempted_calls_sample_what_they_would_alone(
     calls: list[tuple[int, SamplingParams, int]], num_blocks: int, budget: int

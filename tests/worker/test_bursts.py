@@ -126,7 +126,7 @@ def test_waiting_hashes_a_prompt_once() -> None:
             return super().hash_blocks(parent, scope_digest, blocks)
 
     hasher = Counting(bytes(16))
-    driver = Driver(max_batch_tokens=16, max_running=16, hasher=hasher)
+    driver = Driver(max_batch_tokens=16, max_running=8, hasher=hasher)
     for _ in range(6):
         driver.submit(words(200), 3)
     driver.run()

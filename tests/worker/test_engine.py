@@ -155,7 +155,7 @@ class TestOutputs:
     @pytest.mark.parametrize("steps_before", [0, 1, 2, 3, 5])
     @pytest.mark.parametrize("output", [0, 1, 2])
     def test_a_cancelled_output_stops_and_the_others_go_on(self, output: int, steps_before: int) -> None:
-        driver, prompt = Driver(max_batch_tokens=16), words(40)
+        driver, prompt = Driver(max_batch_tokens=16, max_running=8), words(40)
         sampling = SamplingParams(5, temperature=1.0, seed=3)
         call = driver.submit(prompt, n=3, sampling=sampling)
         for _ in range(steps_before):
@@ -173,7 +173,7 @@ class TestOutputs:
 
     @pytest.mark.parametrize("steps_before", [0, 1, 4])
     def test_a_call_ends_well_when_its_outputs_are_cancelled_one_by_one(self, steps_before: int) -> None:
-        driver = Driver(max_batch_tokens=16)
+        driver = Driver(max_batch_tokens=16, max_running=8)
         call = driver.submit(words(40), 50, n=2)
         for _ in range(steps_before):
             driver.step()
@@ -274,7 +274,7 @@ class TestEnds:
 
     @pytest.mark.parametrize("steps_before", range(7))
     def test_a_call_can_be_cancelled_in_every_state(self, steps_before: int) -> None:
-        driver = Driver(max_batch_tokens=16)
+        driver = Driver(max_batch_tokens=16, max_running=8)
         other = driver.submit(words(20, seed=2), 12)
         for _ in range(3):
             call = driver.submit(words(40), 50, n=2)

@@ -19,7 +19,7 @@ def poisoned(row: Row) -> bool:
 class TestChunks:
     @pytest.mark.parametrize("uncached", [1, 2, 15, 16, 17, 31, 32, 33, 48])
     def test_whatever_is_left_after_a_hit_is_computed_in_chunks_without_an_empty_one(self, uncached: int) -> None:
-        driver = Driver(max_batch_tokens=16)
+        driver = Driver(max_batch_tokens=16, max_running=1)
         head = words(64)
         driver.ask(head, 1)
         done = len(driver.runner.steps)
@@ -41,7 +41,7 @@ class TestChunks:
 
     @pytest.mark.parametrize("budget", [3, 7, 16, 17])
     def test_the_text_does_not_depend_on_the_budget(self, budget: int) -> None:
-        driver = Driver(max_batch_tokens=budget, max_running=3)
+        driver = Driver(max_batch_tokens=budget, max_running=2)
         prompts = [words(33, seed) for seed in range(5)]
         calls = [driver.submit(prompt, 6) for prompt in prompts]
         driver.run()

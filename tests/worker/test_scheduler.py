@@ -107,6 +107,8 @@ def test_an_idle_pool_that_does_not_admit_the_first_call_fails_it_instead_of_wai
     assert [failed for failed, _ in subject.schedule().failed] == [call]
 
 
-def test_a_budget_that_could_starve_a_running_sequence_is_refused() -> None:
-    with pytest.raises(ValueError, match="max_batch_tokens: 7 must be at least max_running, 8"):
-        Limits(7, 8, 100)
+@pytest.mark.parametrize("budget", [1, 7, 8])
+def test_a_budget_that_could_starve_a_sequence_or_a_prompt_is_refused(budget: int) -> None:
+    with pytest.raises(ValueError, match=f"max_batch_tokens: {budget} must be more than max_running, 8"):
+        Limits(budget, 8, 100)
+    assert Limits(9, 8, 100).prompt_tokens == 2

@@ -270,8 +270,8 @@ def test_the_cache_can_be_turned_off_to_see_what_it_is_worth(cache_mode: str, hi
 
 def test_limits_that_do_not_go_together_are_refused_by_name() -> None:
     async def scenario() -> None:
-        with pytest.raises(SettingsError, match=r"worker\.max_batch_tokens: 8 must be at least max_running, 64"):
-            WorkerServer(settings("unix:/tmp/unused.sock", max_batch_tokens=8), KEY)
+        with pytest.raises(SettingsError, match=r"worker\.max_batch_tokens: 64 must be more than max_running, 64"):
+            WorkerServer(settings("unix:/tmp/unused.sock", max_batch_tokens=64), KEY)
 
     asyncio.run(scenario())
 
