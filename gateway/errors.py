@@ -12,10 +12,8 @@ from google.rpc.error_details_pb2 import BadRequest, RetryInfo  # type: ignore[i
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
 from prefixgate.proto.fields import FieldError
+from prefixgate.proto.transport import REQUEST_ID_KEY, STATUS_DETAILS_KEY
 
-REQUEST_ID_KEY = "prefixgate-request-id"
-"""Trailing metadata of a call that failed."""
-_DETAILS_KEY = "grpc-status-details-bin"
 _MAX_MESSAGE_CHARACTERS = 2000
 """A status travels as metadata, which is bounded."""
 
@@ -64,11 +62,11 @@ def status_of(error: BaseException, request_id: str) -> ErrorStatus:
     metadata: tuple[tuple[str, str | bytes], ...] = ((REQUEST_ID_KEY, request_id),)
     if isinstance(error, FieldError):
         code, message = CODES[error.code], _cut(str(error))
-        return ErrorStatus(code, message, (*metadata, (_DETAILS_KEY, _bad_request(error, message))), True)
+        return ErrorStatus(code, message, (*metadata, (STATUS_DETAILS_KEY, _bad_request(error, message))), True)
     if isinstance(error, CallError):
         message = _cut(str(error))
         if error.retry_seconds > 0:
-            metadata = (*metadata, (_DETAILS_KEY, _retry_info(error, message)))
+            metadata = (*metadata, (STATUS_DETAILS_KEY, _retry_info(error, message)))
         return ErrorStatus(error.code, message, metadata, True)
     message = f"internal error; the gateway's log says more under request id {request_id}"
     return ErrorStatus(grpc.StatusCode.INTERNAL, message, metadata, False)

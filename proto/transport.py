@@ -5,6 +5,12 @@ import hashlib
 PROTOCOL_VERSION = 1
 """Raised when gateway and worker of different versions could misread each other."""
 
+REQUEST_ID_KEY = "prefixgate-request-id"
+"""Trailing metadata of a call that failed: its name in the gateway's log."""
+
+STATUS_DETAILS_KEY = "grpc-status-details-bin"
+"""Trailing metadata with a google.rpc.Status: the fields that were refused, or when to try again."""
+
 MAX_MESSAGE_BYTES = 64 << 20
 """Both hops and both ways. One limit, so that what the first hop takes never fails on the second; gRPC's own default
 of 4 MiB is less than one long prompt's token ids."""

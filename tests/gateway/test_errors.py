@@ -5,8 +5,9 @@ import pytest
 from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untyped]
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
-from prefixgate.gateway.errors import REQUEST_ID_KEY, CallError, DrainingError, NoWorkerError, status_of, worker_error
+from prefixgate.gateway.errors import CallError, DrainingError, NoWorkerError, status_of, worker_error
 from prefixgate.proto.fields import UNIMPLEMENTED, FieldError, invalid
+from prefixgate.proto.transport import REQUEST_ID_KEY
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pytest
 from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untyped]
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
-from prefixgate.gateway.errors import REQUEST_ID_KEY
 from prefixgate.gateway.tokenizer import ModelTokenizer
 from prefixgate.proto import gateway_pb2, gateway_pb2_grpc, generation_pb2, worker_pb2
+from prefixgate.proto.transport import REQUEST_ID_KEY
 from tests.gateway import sample_tokenizers
 from tests.gateway.fake_worker import LENGTH, STOP, FakeCall
 from tests.gateway.rig import Rig, chat, collect, ids_of, prompt, rig, run, tenants, text_of
