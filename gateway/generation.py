@@ -12,7 +12,7 @@ from prefixgate.gateway.metrics import GatewayMetrics
 from prefixgate.gateway.output_text import OutputText
 from prefixgate.gateway.prompt_encoder import PromptEncoder
 from prefixgate.gateway.stop import StopStrings
-from prefixgate.gateway.validation import Limits, check_generate, complete_sampling, num_outputs
+from prefixgate.gateway.validation import Limits, check_request, complete_sampling, num_outputs
 from prefixgate.gateway.worker_call import WorkerCall
 from prefixgate.gateway.worker_client import Connection
 from prefixgate.proto import gateway_pb2, generation_pb2, worker_pb2
@@ -44,7 +44,7 @@ class Generator:
         """
         connection = self._connection()
         description = connection.model.description
-        check_generate(request, description, self._limits)
+        check_request(request, description, self._limits)
         token_ids = await self._encoder.encode(request, connection.model)
         submit = self._submission(request, call, description, token_ids, time_remaining())
         stops = StopStrings(request.stop)

@@ -6,7 +6,7 @@ from prefixgate.gateway.call_boundary import CallBoundary, Context
 from prefixgate.gateway.generation import Generator
 from prefixgate.gateway.output_text import whole
 from prefixgate.gateway.prompt_encoder import PromptEncoder
-from prefixgate.gateway.validation import Limits, check_input, num_outputs
+from prefixgate.gateway.validation import Limits, check_request, num_outputs
 from prefixgate.gateway.worker_client import WorkerClient
 from prefixgate.proto import gateway_pb2, gateway_pb2_grpc, worker_pb2
 
@@ -59,8 +59,9 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         """Encode an input as Generate would."""
         answer = gateway_pb2.TokenizeResponse()
         async with self._boundary.call("Tokenize", context):
-            check_input(request, self._limits.max_prompt_bytes)
-            answer.token_ids.extend(await self._encoder.encode(request, self._worker.connection.model))
+            model = self._worker.connection.model
+            check_request(request, model.description, self._limits)
+            answer.token_ids.extend(await self._encoder.encode(request, model))
         return answer
 
     async def Stats(self, request: gateway_pb2.StatsRequest, context: Context) -> gateway_pb2.StatsResponse:

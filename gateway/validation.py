@@ -1,30 +1,14 @@
-"""What a request must keep to before anything is done for it. Rules that both hops check are in ``proto.fields``."""
+"""What a request must keep to before anything is done for it: the table of fields, and what is the gateway's alone."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import grpc
 
 from prefixgate.gateway.errors import CallError
 from prefixgate.proto import gateway_pb2, generation_pb2, worker_pb2
-from prefixgate.proto.fields import (
-    NumberRule,
-    check_cache,
-    check_ids,
-    check_lengths,
-    check_number,
-    check_priority,
-    check_prompt_length,
-    check_sampling,
-    check_text,
-    check_time_limit,
-    invalid,
-    shown,
-)
-
-MAX_MESSAGES = 4096
-MAX_ROLE_BYTES = 64
-MAX_STOPS = 16
-MAX_STOP_BYTES = 1024
+from prefixgate.proto.checks import check_lengths, check_prompt_length
+from prefixgate.proto.field_table import GENERATE, TABLE
+from prefixgate.proto.fields import Bound, Bounds, invalid, shown
 
 
 class Limits(NamedTuple):
@@ -35,66 +19,43 @@ class Limits(NamedTuple):
     max_prompt_bytes: int
 
 
-def check_generate(request: gateway_pb2.GenerateRequest, model: worker_pb2.ModelDescription, limits: Limits) -> None:
-    """Check everything that can be said before the prompt's tokens are known. Raises FieldError or CallError."""
-    check_request_id(request.request_id)
-    if request.model and request.model != model.model:
-        raise CallError(grpc.StatusCode.NOT_FOUND, f"model: {shown(request.model)} is not served here")
-    if request.HasField("n"):
-        check_number(NumberRule("n", 1, limits.max_outputs), request.n)
-    _check_stops(request)
-    check_cache(request.cache)
-    check_sampling(request.sampling, model.vocabulary_size, model.eos_ids)
-    check_time_limit(request)
-    check_priority(request)
-    check_input(request, limits.max_prompt_bytes)
-    if request.WhichOneof("input") == "token_ids":
-        check_prompt_length("token_ids", len(request.token_ids.ids), model.context_length)
-        check_ids("token_ids", request.token_ids.ids, model.vocabulary_size)
+def check_request(request: Any, model: worker_pb2.ModelDescription, limits: Limits) -> None:
+    """Check a request of any method: all that can be said before the prompt's tokens are known.
+
+    Raises FieldError, and CallError with NOT_FOUND for a model that is not served.
+    """
+    TABLE[request.DESCRIPTOR.name].check("", request, _bounds(model, limits))
+    # Requests that can name a model all call it so.
+    name = getattr(request, "model", "")
+    if name and name != model.model:
+        raise CallError(grpc.StatusCode.NOT_FOUND, f"model: {shown(name)} is not served here")
 
 
 def check_request_id(request_id: str) -> None:
-    """Check the caller's name for a call."""
-    check_text("request_id", request_id)
-    if not (request_id.isascii() and request_id.isprintable()):
-        raise invalid("request_id", f"{shown(request_id)} is not printable ASCII")
+    """Check the caller's name for a call. Raises FieldError."""
+    GENERATE.rows["request_id"].rule.check("request_id", request_id, Bounds({}))
 
 
-def check_input(request: gateway_pb2.GenerateRequest | gateway_pb2.TokenizeRequest, max_prompt_bytes: int) -> None:
-    """Check that there is an input, and that its text is not too long to be encoded."""
-    match request.WhichOneof("input"):
-        case None:
-            names = [field.name for field in request.DESCRIPTOR.oneofs_by_name["input"].fields]
-            raise invalid("input", f"is not set; one of {', '.join(names)} must be")
-        case "prompt":
-            check_text("prompt", request.prompt, high=max_prompt_bytes)
-        case "chat":
-            _check_chat(request.chat, max_prompt_bytes)
+def _bounds(model: worker_pb2.ModelDescription, limits: Limits) -> Bounds:
+    values = {
+        Bound.VOCABULARY_SIZE: model.vocabulary_size,
+        Bound.PROMPT_TOKENS: _max_prompt_tokens(model),
+        Bound.OUTPUTS: limits.max_outputs,
+        Bound.PROMPT_BYTES: limits.max_prompt_bytes,
+    }
+    return Bounds(values, model.eos_ids)
 
 
-def _check_chat(chat: gateway_pb2.Chat, max_prompt_bytes: int) -> None:
-    if not 1 <= len(chat.messages) <= MAX_MESSAGES:
-        raise invalid("chat.messages", f"{len(chat.messages)} messages; must be at least 1 and at most {MAX_MESSAGES}")
-    size = 0
-    for index, message in enumerate(chat.messages):
-        check_text(f"chat.messages[{index}].role", message.role, low=1, high=MAX_ROLE_BYTES)
-        size += len(message.content.encode())
-        if size > max_prompt_bytes:
-            raise invalid("chat.messages", f"hold more than {max_prompt_bytes} bytes of text, the most that is taken")
-
-
-def _check_stops(request: gateway_pb2.GenerateRequest) -> None:
-    if len(request.stop) > MAX_STOPS:
-        raise invalid("stop", f"{len(request.stop)} strings; must be at most {MAX_STOPS}")
-    for index, stop in enumerate(request.stop):
-        check_text(f"stop[{index}]", stop, low=1, high=MAX_STOP_BYTES)
+def _max_prompt_tokens(model: worker_pb2.ModelDescription) -> int:
+    # One is left for the output.
+    return model.context_length - 1
 
 
 def complete_sampling(
     request: gateway_pb2.GenerateRequest, prompt_tokens: int, model: worker_pb2.ModelDescription, limits: Limits
 ) -> generation_pb2.SamplingParams:
     """Check what depends on the prompt's length, and return the sampling parameters with ``max_tokens`` set."""
-    check_prompt_length(request.WhichOneof("input") or "input", prompt_tokens, model.context_length)
+    check_prompt_length(request.WhichOneof("input") or "input", prompt_tokens, _max_prompt_tokens(model))
     sampling = generation_pb2.SamplingParams()
     sampling.CopyFrom(request.sampling)
     if not sampling.HasField("max_tokens"):

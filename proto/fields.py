@@ -1,29 +1,23 @@
-"""The rules of the messages' fields, as tables that both hops check against.
+"""What a rule for a message's field can be, and the error where one is broken.
 
-Pure functions over messages, without settings: the gateway checks what a client sent, and the worker checks again what
-a gateway sent. Each raises FieldError at the first rule broken. Lengths come before contents, so that nothing here
-takes longer than reading the message did.
+``proto.field_table`` has a row for each field of each request, of both hops. A rule is checked the same way at either
+door, and says of itself what the reference page says. Lengths come before contents, so that nothing here takes longer
+than reading the message did.
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from enum import Enum
+from typing import Any, NamedTuple, Protocol
 
 import grpc
-
-from prefixgate.proto import gateway_pb2, generation_pb2, worker_pb2
 
 INVALID_ARGUMENT: int = grpc.StatusCode.INVALID_ARGUMENT.value[0]
 UNIMPLEMENTED: int = grpc.StatusCode.UNIMPLEMENTED.value[0]
 
 MAX_NAME_BYTES = 128
 """For tenants, request ids and salts."""
-MAX_STOP_IDS = 64
-MAX_BIASES = 1024
-MAX_LOGPROBS = 1 << 18
-"""Log-probabilities of one call, so that an answer that nobody reads yet takes a few megabytes and fits a message."""
-MAX_INT64 = (1 << 63) - 1
 _SHOWN_CHARACTERS = 64
 
 
@@ -41,56 +35,6 @@ class FieldError(Exception):
         return self.message
 
 
-class NumberRule(NamedTuple):
-    """The range of an optional number; NaN and the infinities are in none."""
-
-    name: str
-    low: float
-    high: float
-    above_low: bool = False
-    """Whether ``low`` itself is already outside."""
-
-    @property
-    def bounds(self) -> str:
-        """The range as a phrase that follows "must be"."""
-        if self.high == MAX_INT64:
-            return f"at least {self.low:g}"
-        if math.isinf(self.high):
-            return f"greater than {self.low:g} and finite"
-        return f"in {'(' if self.above_low else '['}{self.low:g}, {self.high:g}]"
-
-    def allows(self, value: float) -> bool:
-        """Tell whether a value is in the range."""
-        # Written so that NaN, which fails every comparison, is refused.
-        above = value > self.low if self.above_low else value >= self.low
-        return above and value <= self.high and math.isfinite(value)
-
-
-SAMPLING_NUMBERS = (
-    NumberRule("temperature", 0, 100),
-    NumberRule("top_k", 1, MAX_INT64),
-    NumberRule("top_p", 0, 1, above_low=True),
-    NumberRule("min_p", 0, 1),
-    NumberRule("max_tokens", 1, MAX_INT64),
-    NumberRule("min_tokens", 0, MAX_INT64),
-    NumberRule("repetition_penalty", 0.01, 10),
-    NumberRule("presence_penalty", -2, 2),
-    NumberRule("frequency_penalty", -2, 2),
-    NumberRule("logprobs", 0, 20),
-    NumberRule("prompt_logprobs", 0, 20),
-)
-"""Numbers of SamplingParams; ``seed`` takes any value."""
-
-CACHE_UNSERVED = ("ttl_seconds",)
-"""Of GenerateRequest and Submit."""
-
-_RETENTION = NumberRule("retention", 0, 100)
-_PRIORITY = NumberRule("priority", -100, 100)
-_BIAS = NumberRule("logit_bias", -100, 100)
-_TIME_LIMIT = NumberRule("time_limit_ms", 1, MAX_INT64)
-_DEADLINE = NumberRule("deadline_seconds", 0, math.inf, above_low=True)
-
-
 def invalid(field: str, message: str) -> FieldError:
     """Make the error of a field whose value breaks a rule; ``message`` goes on after the field's name."""
     return FieldError(INVALID_ARGUMENT, field, f"{field}: {message}")
@@ -102,152 +46,276 @@ def shown(text: str) -> str:
     return ascii(cut) if not cut.isprintable() else repr(cut)
 
 
-def check_number(rule: NumberRule, value: float, path: str = "") -> None:
-    """Check a number against its range."""
-    if not rule.allows(value):
-        raise invalid(path + rule.name, f"{value} is out of range; must be {rule.bounds}")
+class Bound(Enum):
+    """A bound that is not the same everywhere: it comes with the model, or the operator sets it."""
+
+    VOCABULARY_SIZE = "the size of the vocabulary"
+    PROMPT_TOKENS = "what the context holds less one"
+    OUTPUTS = "`max_outputs`"
+    PROMPT_BYTES = "`max_prompt_bytes`"
 
 
-def check_text(field: str, text: str, *, low: int = 0, high: int = MAX_NAME_BYTES) -> None:
-    """Check the length of a text, in bytes of UTF-8."""
-    # A character has at least one byte, so that a huge text is refused before it is encoded.
-    size = len(text) if len(text) > high else len(text.encode())
-    if size < low:
-        raise invalid(field, f"is {size} bytes long; must be at least {low}")
-    if size > high:
-        raise invalid(field, f"is at least {size} bytes long; must be at most {high}")
+@dataclass(frozen=True)
+class Bounds:
+    """What the bounds are at one door."""
+
+    values: Mapping[Bound, int]
+    """Only those that the messages of this hop ask for."""
+    eos_ids: Collection[int] = ()
+    """Ids that end an output by themselves."""
 
 
-def check_ids(field: str, ids: Collection[int], vocabulary_size: int) -> None:
-    """Check that all token ids are inside the vocabulary. Ids are unsigned on the wire, so that none is negative."""
-    if ids and (worst := max(ids)) >= vocabulary_size:
-        raise invalid(field, f"token id {worst} is outside the vocabulary; must be below {vocabulary_size}")
+Limit = float | Bound
+Whole = Callable[[str, Any, Bounds], None]
+"""A check of several fields together: the message's path, the message, the bounds. Raises FieldError."""
 
 
-def check_unserved(message: Any, names: Collection[str], path: str = "") -> None:
-    """Refuse fields that are not served yet when they are set to anything, zero included."""
-    set_fields = {descriptor.name for descriptor, _ in message.ListFields()}
-    for name in names:
-        if name in set_fields:
-            raise FieldError(UNIMPLEMENTED, path + name, f"{path}{name}: not served yet; leave it unset")
+class Rule(Protocol):
+    """What the value of a field must keep to."""
+
+    @property
+    def allowed(self) -> str:
+        """What is allowed, for the reference page."""
+
+    def check(self, path: str, value: Any, bounds: Bounds) -> None:
+        """Check a value that is set, or a repeated one. Raises FieldError."""
 
 
-def check_sampling(sampling: generation_pb2.SamplingParams, vocabulary_size: int, eos_ids: Collection[int]) -> None:
-    """Check all of SamplingParams but what depends on the prompt's length."""
-    for rule in SAMPLING_NUMBERS:
-        if sampling.HasField(rule.name):
-            check_number(rule, getattr(sampling, rule.name), "sampling.")
-    for name, most in (("stop_ids", MAX_STOP_IDS), ("allowed_ids", vocabulary_size), ("banned_ids", vocabulary_size)):
-        ids = getattr(sampling, name)
-        if len(ids) > most:
-            raise invalid(f"sampling.{name}", f"{len(ids)} ids; must be at most {most}")
-        check_ids(f"sampling.{name}", ids, vocabulary_size)
-    _check_biases(sampling.logit_bias, vocabulary_size)
-    _check_choice(sampling, vocabulary_size, eos_ids)
+class Row(NamedTuple):
+    """One field's line in the table."""
+
+    rule: Rule
+    default: str = ""
+    """What an absent value means; empty where there is no telling an absent one, or nothing to tell."""
+    unit: str = ""
+    required: bool = False
+    """Whether an absent value is refused; for fields that can be absent."""
+    code: int = INVALID_ARGUMENT
+    """The status of a call that breaks the rule."""
 
 
-def _check_biases(biases: Mapping[int, float], vocabulary_size: int) -> None:
-    if len(biases) > MAX_BIASES:
-        raise invalid("sampling.logit_bias", f"{len(biases)} ids; must be at most {MAX_BIASES}")
-    check_ids("sampling.logit_bias", biases.keys(), vocabulary_size)
-    for token_id, bias in biases.items():
-        if not _BIAS.allows(bias):
-            raise invalid(
-                "sampling.logit_bias", f"{bias} for token id {token_id} is out of range; must be {_BIAS.bounds}"
-            )
+@dataclass(frozen=True)
+class Number:
+    """A number in a range; NaN and the infinities are in none."""
+
+    low: float
+    high: Limit = math.inf
+    above_low: bool = False
+    """Whether ``low`` itself is already outside."""
+
+    @property
+    def allowed(self) -> str:
+        """The range, with its bounds by name."""
+        return self._phrase(_name(self.high))
+
+    def check(self, path: str, value: float, bounds: Bounds) -> None:
+        """Check that a number is in the range."""
+        high = _value(self.high, bounds)
+        # Written so that NaN, which fails every comparison, is refused.
+        above = value > self.low if self.above_low else value >= self.low
+        if not (above and value <= high and math.isfinite(value)):
+            raise invalid(path, f"{value} is out of range; must be {self._phrase(f'{high:.15g}')}")
+
+    def _phrase(self, high: str) -> str:
+        if self.high == math.inf:
+            return f"greater than {self.low:g} and finite" if self.above_low else f"at least {self.low:g}"
+        return f"in {'(' if self.above_low else '['}{self.low:g}, {high}]"
 
 
-def _check_choice(sampling: generation_pb2.SamplingParams, vocabulary_size: int, eos_ids: Collection[int]) -> None:
-    """Check that a token is left to sample, also while none may end the output."""
-    allowed, excluded = set(sampling.allowed_ids), set(sampling.banned_ids)
-    if sampling.min_tokens:
-        excluded.update(sampling.stop_ids, () if sampling.ignore_eos else eos_ids)
-    if not (allowed - excluded if allowed else vocabulary_size - len(excluded)):
-        raise invalid(
-            f"sampling.{'allowed' if allowed else 'banned'}_ids",
-            "leave no token to sample: every one is not allowed, or banned, or would end the output before min_tokens",
-        )
+@dataclass(frozen=True)
+class Text:
+    """A text of so many bytes of UTF-8."""
+
+    low: int = 0
+    high: Limit = MAX_NAME_BYTES
+    is_printable_ascii: bool = False
+
+    @property
+    def allowed(self) -> str:
+        """The length, with its bounds by name."""
+        return f"{self.low} to {_name(self.high)} bytes" + (" of printable ASCII" if self.is_printable_ascii else "")
+
+    def check(self, path: str, value: str, bounds: Bounds) -> None:
+        """Check the length of a text, and its characters."""
+        high = _value(self.high, bounds)
+        # A character has at least one byte, so that a huge text is refused before it is encoded.
+        size = len(value) if len(value) > high else len(value.encode())
+        if size < self.low:
+            raise invalid(path, f"is {size} bytes long; must be at least {self.low}")
+        if size > high:
+            raise invalid(path, f"is at least {size} bytes long; must be at most {high}")
+        if self.is_printable_ascii and not (value.isascii() and value.isprintable()):
+            raise invalid(path, f"{shown(value)} is not printable ASCII")
 
 
-def check_cache(cache: generation_pb2.CacheControl) -> None:
-    """Check all of CacheControl."""
-    check_unserved(cache, CACHE_UNSERVED, "cache.")
-    if cache.mode not in generation_pb2.CacheMode.values():
-        raise invalid("cache.mode", f"{cache.mode} is no CacheMode")
-    if cache.HasField("retention"):
-        check_number(_RETENTION, cache.retention, "cache.")
-    check_text("cache.salt", cache.salt)
+@dataclass(frozen=True)
+class Ids:
+    """Token ids, so many and each inside the vocabulary. They are unsigned on the wire, so that none is negative."""
+
+    low: int
+    high: Limit
+
+    @property
+    def allowed(self) -> str:
+        """How many, with the bounds by name."""
+        return f"{self.low} to {_name(self.high)} ids, each inside the vocabulary"
+
+    def check(self, path: str, value: Sequence[int], bounds: Bounds) -> None:
+        """Check the number of ids, then the largest of them."""
+        _check_count(path, "ids", len(value), self.low, _value(self.high, bounds))
+        _check_inside(path, value, bounds)
 
 
-def check_prompt_length(field: str, prompt_tokens: int, context_length: int) -> None:
-    """Check that a prompt has a token and leaves room in the context for one more."""
-    if prompt_tokens < 1:
-        raise invalid(field, "comes to 0 tokens; must be at least 1")
-    if prompt_tokens >= context_length:
-        raise invalid(
-            field,
-            f"comes to {prompt_tokens} tokens; must be at most {context_length - 1}, as the context holds "
-            f"{context_length} and one must be left for the output",
-        )
+@dataclass(frozen=True)
+class IdMap:
+    """Token ids, each with a value."""
+
+    high: Limit
+    each: Number
+
+    @property
+    def allowed(self) -> str:
+        """How many, and which values."""
+        return f"at most {_name(self.high)} ids, each inside the vocabulary; values {self.each.allowed}"
+
+    def check(self, path: str, value: Mapping[int, float], bounds: Bounds) -> None:
+        """Check the number of ids, then ids and values."""
+        _check_count(path, "ids", len(value), 0, _value(self.high, bounds))
+        _check_inside(path, value.keys(), bounds)
+        for token_id, number in value.items():
+            self.each.check(f"{path}[{token_id}]", number, bounds)
 
 
-def check_lengths(
-    sampling: generation_pb2.SamplingParams, prompt_tokens: int, outputs: int, context_length: int
-) -> None:
-    """Check what depends on the lengths of prompt and outputs; ``max_tokens`` is set."""
-    room, most = context_length - prompt_tokens, sampling.max_tokens
-    if most > room:
-        raise invalid(
-            "sampling.max_tokens",
-            f"{most} is out of range; must be at most {room}, what a prompt of {prompt_tokens} tokens leaves of the "
-            f"context of {context_length}",
-        )
-    if sampling.min_tokens > most:
-        raise invalid(
-            "sampling.min_tokens", f"{sampling.min_tokens} is out of range; must be at most max_tokens, {most}"
-        )
-    of_prompt = prompt_tokens * (sampling.prompt_logprobs + 1) if sampling.HasField("prompt_logprobs") else 0
-    of_outputs = outputs * most * (sampling.logprobs + 1) if sampling.HasField("logprobs") else 0
-    if of_prompt + of_outputs > MAX_LOGPROBS:
-        raise invalid(
-            f"sampling.{'prompt_' if of_prompt > of_outputs else ''}logprobs",
-            f"the call asks for {of_prompt} log-probabilities of {prompt_tokens} prompt tokens and {of_outputs} of "
-            f"{outputs} outputs of up to {most} tokens; a call can have at most {MAX_LOGPROBS}",
-        )
+@dataclass(frozen=True)
+class Items:
+    """So many values, each under a rule of its own."""
+
+    low: int
+    high: Limit
+    noun: str
+    each: Rule
+
+    @property
+    def allowed(self) -> str:
+        """How many, and which."""
+        each = "" if isinstance(self.each, Message) else f", each of {self.each.allowed}"
+        return f"{self.low} to {_name(self.high)} {self.noun}{each}"
+
+    def check(self, path: str, value: Sequence[Any], bounds: Bounds) -> None:
+        """Check the number of values, then each of them."""
+        _check_count(path, self.noun, len(value), self.low, _value(self.high, bounds))
+        for index, item in enumerate(value):
+            self.each.check(f"{path}[{index}]", item, bounds)
 
 
-def check_time_limit(message: gateway_pb2.GenerateRequest | worker_pb2.Submit) -> None:
-    """Check ``time_limit_ms``."""
-    if message.HasField("time_limit_ms"):
-        check_number(_TIME_LIMIT, message.time_limit_ms)
+@dataclass(frozen=True)
+class EnumName:
+    """One of an enumeration's numbers; on the wire it can be any."""
+
+    name: str
+    numbers: Collection[int]
+
+    @property
+    def allowed(self) -> str:
+        """Which enumeration."""
+        return f"a {self.name}"
+
+    def check(self, path: str, value: int, bounds: Bounds) -> None:
+        """Check that the enumeration has the number."""
+        if value not in self.numbers:
+            raise invalid(path, f"{value} is no {self.name}; must be one of {', '.join(map(str, self.numbers))}")
 
 
-def check_priority(message: gateway_pb2.GenerateRequest | worker_pb2.Submit) -> None:
-    """Check ``priority``."""
-    if message.HasField("priority"):
-        check_number(_PRIORITY, message.priority)
+@dataclass(frozen=True)
+class AnyValue:
+    """Whatever the field's type can hold. Says why that is right, or where the value is compared with something."""
+
+    why: str = "any value"
+
+    @property
+    def allowed(self) -> str:
+        """Why any value may come in here."""
+        return self.why
+
+    def check(self, path: str, value: object, bounds: Bounds) -> None:
+        """Take it."""
 
 
-def check_submit(
-    submit: worker_pb2.Submit,
-    *,
-    vocabulary_size: int,
-    eos_ids: Collection[int],
-    context_length: int,
-    max_outputs: int,
-) -> None:
-    """Check a call as it reaches the worker. Raises FieldError; whether the pool can hold it is not asked here."""
-    check_text("tenant", submit.tenant, low=1)
-    check_text("request_id", submit.request_id)
-    check_prompt_length("token_ids", len(submit.token_ids), context_length)
-    check_ids("token_ids", submit.token_ids, vocabulary_size)
-    check_number(NumberRule("n", 1, max_outputs), submit.n)
-    if not submit.sampling.HasField("max_tokens"):
-        raise invalid("sampling.max_tokens", "is not set; the gateway must set it")
-    check_sampling(submit.sampling, vocabulary_size, eos_ids)
-    check_lengths(submit.sampling, len(submit.token_ids), submit.n, context_length)
-    check_cache(submit.cache)
-    check_time_limit(submit)
-    check_priority(submit)
-    if submit.HasField("deadline_seconds"):
-        check_number(_DEADLINE, submit.deadline_seconds)
+@dataclass(frozen=True)
+class Unserved:
+    """A field that is not served yet, and refused when it is set to anything, zero included."""
+
+    @property
+    def allowed(self) -> str:
+        """Nothing is."""
+        return "not served yet"
+
+    def check(self, path: str, value: object, bounds: Bounds) -> None:
+        """Refuse it."""
+        raise FieldError(UNIMPLEMENTED, path, f"{path}: not served yet; leave it unset")
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of several fields must be set; its row has the name of the ``oneof``."""
+
+    names: Sequence[str]
+
+    @property
+    def allowed(self) -> str:
+        """Which fields."""
+        return f"exactly one of {', '.join(self.names)}"
+
+    def check(self, path: str, value: str | None, bounds: Bounds) -> None:
+        """Check that a field of the ``oneof`` is set; ``value`` is its name."""
+        if value is None:
+            raise invalid(path, f"is not set; one of {', '.join(self.names)} must be")
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message: a row for each of its fields, and what the fields must keep to together."""
+
+    rows: Mapping[str, Row]
+    whole: Whole | None = None
+
+    @property
+    def allowed(self) -> str:
+        """What its own rows say."""
+        return ""
+
+    def check(self, path: str, value: Any, bounds: Bounds) -> None:
+        """Check all fields, then the whole. Raises FieldError at the first rule broken."""
+        fields = value.DESCRIPTOR.fields_by_name
+        for name, row in self.rows.items():
+            inner = f"{path}.{name}" if path else name
+            field = fields.get(name)
+            if field is None:
+                row.rule.check(inner, value.WhichOneof(name), bounds)
+            elif not field.has_presence or value.HasField(name):
+                row.rule.check(inner, getattr(value, name), bounds)
+            elif row.required:
+                raise invalid(inner, "is not set; it must be")
+        if self.whole is not None:
+            self.whole(path, value, bounds)
+
+
+def _value(limit: Limit, bounds: Bounds) -> float:
+    return bounds.values[limit] if isinstance(limit, Bound) else limit
+
+
+def _name(limit: Limit) -> str:
+    return limit.value if isinstance(limit, Bound) else f"{limit:,}"
+
+
+def _check_count(path: str, noun: str, count: int, low: int, high: float) -> None:
+    if count < low:
+        raise invalid(path, f"{count} {noun}; must be at least {low}")
+    if count > high:
+        raise invalid(path, f"{count} {noun}; must be at most {high}")
+
+
+def _check_inside(path: str, ids: Collection[int], bounds: Bounds) -> None:
+    size = bounds.values[Bound.VOCABULARY_SIZE]
+    if ids and (worst := max(ids)) >= size:
+        raise invalid(path, f"token id {worst} is outside the vocabulary; must be below {size}")

@@ -10,13 +10,14 @@ from grpc import StatusCode
 from grpc.aio import ServicerContext
 
 from prefixgate.proto import worker_pb2, worker_pb2_grpc
-from prefixgate.proto.fields import MAX_NAME_BYTES
+from prefixgate.proto.field_table import HELLO
+from prefixgate.proto.fields import Bounds, FieldError
 from prefixgate.proto.transport import PROTOCOL_VERSION
 from prefixgate.worker.engine import Engine
 from prefixgate.worker.model_runner import ModelSpec
 from prefixgate.worker.observations import Observations
 from prefixgate.worker.request import End
-from prefixgate.worker.session import Session, SessionEndedError
+from prefixgate.worker.session import CODES, Session, SessionEndedError
 from prefixgate.worker.wire import write_report
 
 SHUTTING_DOWN = End(StatusCode.UNAVAILABLE, "the worker is shutting down; try again later")
@@ -133,8 +134,10 @@ def _check_hello(first: worker_pb2.SessionRequest | None, description: worker_pb
     if first is None or not first.HasField("hello"):
         _refuse("hello: must be the first message")
     hello = first.hello
-    if len(hello.gateway.encode()) > MAX_NAME_BYTES:
-        _refuse(f"gateway: longer than {MAX_NAME_BYTES} bytes")
+    try:
+        HELLO.check("", hello, Bounds({}))
+    except FieldError as error:
+        raise SessionEndedError(CODES[error.code], error.message) from error
     if hello.protocol_version != PROTOCOL_VERSION:
         _refuse(f"protocol_version: {hello.protocol_version}; this worker speaks {PROTOCOL_VERSION}")
     if hello.incarnation != description.incarnation:

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from grpc import StatusCode
 
 from prefixgate.proto import worker_pb2
-from prefixgate.proto.fields import FieldError, check_submit
+from prefixgate.proto.checks import check_submit
+from prefixgate.proto.fields import FieldError
 from prefixgate.worker.backlog import Backlog
 from prefixgate.worker.engine import Engine
 from prefixgate.worker.executor import FAULT

@@ -50,12 +50,12 @@ REFUSED: list[tuple[str, grpc.StatusCode, Change]] = [
     ("prompt", INVALID, fields(prompt="x" * (MAX_PROMPT_BYTES + 1))),
     ("prompt", INVALID, fields(prompt="é" * (MAX_PROMPT_BYTES // 2 + 1))),
     ("prompt", INVALID, fields(prompt="x" * CONTEXT)),
-    ("token_ids", INVALID, ids()),
-    ("token_ids", INVALID, ids(VOCABULARY)),
-    ("token_ids", INVALID, ids(1, 2**31)),
-    ("token_ids", INVALID, ids(2**32 - 1, 1)),
-    ("token_ids", INVALID, ids(*[1] * CONTEXT)),
-    ("token_ids", INVALID, ids(*[1] * (CONTEXT + 1))),
+    ("token_ids.ids", INVALID, ids()),
+    ("token_ids.ids", INVALID, ids(VOCABULARY)),
+    ("token_ids.ids", INVALID, ids(1, 2**31)),
+    ("token_ids.ids", INVALID, ids(2**32 - 1, 1)),
+    ("token_ids.ids", INVALID, ids(*[1] * CONTEXT)),
+    ("token_ids.ids", INVALID, ids(*[1] * (CONTEXT + 1))),
     ("chat.messages", INVALID, fields(chat=gateway_pb2.Chat())),
     ("chat.messages", INVALID, says(*[("user", "")] * 4097)),
     ("chat.messages", INVALID, says(("user", "x" * 600), ("user", "x" * 600))),
@@ -109,7 +109,7 @@ REFUSED: list[tuple[str, grpc.StatusCode, Change]] = [
     ("sampling.frequency_penalty", INVALID, sampling(frequency_penalty=2.1)),
     ("sampling.logit_bias", INVALID, sampling(logit_bias=dict.fromkeys(range(100_000), 1.0))),
     ("sampling.logit_bias", INVALID, sampling(logit_bias={VOCABULARY: 1.0})),
-    ("sampling.logit_bias", INVALID, sampling(logit_bias={1: math.inf})),
+    ("sampling.logit_bias[1]", INVALID, sampling(logit_bias={1: math.inf})),
     ("sampling.allowed_ids", INVALID, sampling(allowed_ids=[VOCABULARY])),
     ("sampling.allowed_ids", INVALID, sampling(allowed_ids=[0], min_tokens=1)),  # the model's EOS
     ("sampling.banned_ids", INVALID, sampling(banned_ids=[1] * (VOCABULARY + 1))),
@@ -280,7 +280,7 @@ def test_a_million_ids_are_refused_in_our_own_words() -> None:
     async def test() -> None:
         async with rig(small_worker(), **SETTINGS) as r:
             error = await refusal(r.stub.Complete(make(ids(*[2**20] * 1_200_000))))
-            check_refusal(error, INVALID, "token_ids")
+            check_refusal(error, INVALID, "token_ids.ids")
 
     run(test())
 
