@@ -200,7 +200,7 @@ def test_a_long_prompt_passes_and_is_answered_in_our_own_words() -> None:
         heard = await gateway.submit(1, [100] * 5_000_000)
         await gateway.until(heard, ends=1)
         assert heard.ends[0].code == StatusCode.INVALID_ARGUMENT.value[0]
-        assert "comes to 5000000 tokens; must be at most 2047" in heard.ends[0].message
+        assert "5000000 ids; must be at most 2047" in heard.ends[0].message
 
     on_host(scenario)
 
