@@ -1,0 +1,74 @@
+"""What workers will hold soon: the blocks of prompts that were just sent to them."""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from itertools import count
+
+from prefixgate.cache.hashing import BlockHash
+
+MAX_BLOCKS = 1 << 17
+"""Predicted blocks in all: 64 prompts of 32,768 tokens."""
+
+
+class Predictions:
+    """Blocks by worker, each until its time is over or the worker has said what became of it.
+
+    Without them a burst of equal prompts would be spread before the first of them is computed. A call that ends early
+    takes nothing back: what it expected is over in seconds, and most of it is computed and kept anyway.
+    """
+
+    def __init__(self, clock: Callable[[], float], *, max_blocks: int = MAX_BLOCKS) -> None:
+        self.num_blocks = 0
+        self._clock = clock
+        self._max_blocks = max_blocks
+        self._until: defaultdict[str, dict[BlockHash, float]] = defaultdict(dict)
+        # By the time at which they end; the number keeps equal times apart.
+        self._ends: list[tuple[float, int, str, Sequence[BlockHash]]] = []
+        self._numbers = count()
+
+    def add(self, worker: str, hashes: Sequence[BlockHash], seconds: float) -> None:
+        """Expect a worker to hold blocks for the seconds to come.
+
+        Of more than there is room for, the last blocks are left out, and for the others what would end first goes.
+        """
+        hashes = hashes[: self._max_blocks]
+        now = self._clock()
+        while self._ends and (self._ends[0][0] <= now or self.num_blocks + len(hashes) > self._max_blocks):
+            until, _, owner, ended = heapq.heappop(self._ends)
+            self._drop(owner, ended, until)
+        until = now + seconds
+        entries = self._until[worker]
+        before = len(entries)
+        for block_hash in hashes:
+            if entries.get(block_hash, 0.0) < until:
+                entries[block_hash] = until
+        self.num_blocks += len(entries) - before
+        heapq.heappush(self._ends, (until, next(self._numbers), worker, hashes))
+
+    def has(self, worker: str, block_hash: BlockHash) -> bool:
+        """Whether a worker is expected to hold a block now."""
+        entries = self._until.get(worker)
+        return entries is not None and entries.get(block_hash, 0.0) > self._clock()
+
+    def confirm(self, worker: str, hashes: Sequence[BlockHash]) -> None:
+        """The worker holds these, or has just let go of them: what it says counts from now on."""
+        entries = self._until.get(worker)
+        if entries:
+            before = len(entries)
+            for block_hash in hashes:
+                entries.pop(block_hash, None)
+            self.num_blocks -= before - len(entries)
+
+    def forget(self, worker: str) -> None:
+        """Drop all that was expected of a worker."""
+        self.num_blocks -= len(self._until.pop(worker, {}))
+
+    def _drop(self, worker: str, hashes: Sequence[BlockHash], until: float) -> None:
+        entries = self._until.get(worker)
+        if entries:
+            before = len(entries)
+            for block_hash in hashes:
+                if entries.get(block_hash, until + 1) <= until:
+                    del entries[block_hash]
+            self.num_blocks -= before - len(entries)

@@ -1,0 +1,131 @@
+"""Which worker holds which blocks, as far as the gateway has been told."""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import NamedTuple
+
+from prefixgate.cache.hashing import BlockHash
+from prefixgate.gateway.predictions import Predictions
+
+_NOTHING: frozenset[BlockHash] = frozenset()
+
+
+class Stored(NamedTuple):
+    """Blocks that can be hit now."""
+
+    tenant: str
+    hashes: Sequence[BlockHash]
+
+
+class Removed(NamedTuple):
+    """Blocks that can no longer be hit."""
+
+    tenant: str
+    hashes: Sequence[BlockHash]
+
+
+class Cleared(NamedTuple):
+    """All blocks of a tenant went; of every tenant where it is empty."""
+
+    tenant: str
+
+
+Event = Stored | Removed | Cleared
+
+
+class Prefix(NamedTuple):
+    """How much of a prompt a worker has, in blocks."""
+
+    held: int
+    """Leading blocks that it holds."""
+    expected: int
+    """The same, with those that it will hold soon: never fewer."""
+
+
+class _Picture:
+    """One worker's blocks, right up to one event of one life of it."""
+
+    def __init__(self, incarnation: str, number: int, held: Mapping[str, Iterable[BlockHash]]) -> None:
+        self.incarnation = incarnation
+        self.number = number
+        self.held = {tenant: set(hashes) for tenant, hashes in held.items()}
+
+    def apply(self, event: Event) -> None:
+        if isinstance(event, Stored):
+            self.held.setdefault(event.tenant, set()).update(event.hashes)
+        elif isinstance(event, Removed):
+            held = self.held.get(event.tenant, set())
+            held.difference_update(event.hashes)
+            if not held:
+                self.held.pop(event.tenant, None)
+        elif event.tenant:
+            self.held.pop(event.tenant, None)
+        else:
+            self.held.clear()
+
+
+class RoutingIndex:
+    """Each worker's blocks, from a snapshot and the numbered events after it, and what it will hold soon.
+
+    A worker's picture is right or it is not there: a number that is missing or another incarnation drops all of it,
+    until the next snapshot. Nothing that is wrong here can make an answer wrong, it only costs hits.
+
+    A set for each worker, not a map from hash to workers: a worker that is lost is dropped in one step, whatever it
+    held. A set takes no more room, since most blocks are held by one worker.
+    """
+
+    def __init__(self, predictions: Predictions) -> None:
+        self._pictures: dict[str, _Picture] = {}
+        self._predictions = predictions
+
+    def snapshot(self, worker: str, incarnation: str, number: int, held: Mapping[str, Iterable[BlockHash]]) -> None:
+        """Take a worker's whole picture: its blocks by tenant, as they were right after event ``number``."""
+        self._pictures[worker] = _Picture(incarnation, number, held)
+
+    def apply(self, worker: str, incarnation: str, number: int, event: Event) -> bool:
+        """Take one event. Returns False where it does not follow what is known: then a snapshot is needed.
+
+        Events that the picture holds already, repeated or older than the snapshot, change nothing.
+        """
+        picture = self._pictures.get(worker)
+        if picture is None:
+            return False
+        if picture.incarnation != incarnation or number > picture.number + 1:
+            self.forget(worker)
+            return False
+        if number == picture.number + 1:
+            picture.number = number
+            picture.apply(event)
+            if not isinstance(event, Cleared):
+                self._predictions.confirm(worker, event.hashes)
+            else:
+                self._predictions.forget(worker)
+        return True
+
+    def forget(self, worker: str) -> None:
+        """Drop all that is known and expected of a worker: it is lost, or lives anew."""
+        self._pictures.pop(worker, None)
+        self._predictions.forget(worker)
+
+    def workers(self) -> Iterable[str]:
+        """The workers whose pictures are there."""
+        return self._pictures.keys()
+
+    def num_blocks(self, worker: str) -> int:
+        """Blocks that a worker is known to hold."""
+        picture = self._pictures.get(worker)
+        return sum(map(len, picture.held.values())) if picture is not None else 0
+
+    def prefix(self, worker: str, tenant: str, hashes: Sequence[BlockHash]) -> "Prefix":
+        """Tell how many of a prompt's leading blocks a worker holds, and will hold soon.
+
+        By bisection, since a worker holds a block only with all that come before it: it evicts leaves, and stores
+        children after their parents. Where events were wrong about that, this is wrong too.
+        """
+        picture, expects = self._pictures.get(worker), self._predictions.has
+        held: Set[BlockHash] = picture.held.get(tenant, _NOTHING) if picture is not None else _NOTHING
+        now = bisect_left(hashes, True, key=lambda block_hash: block_hash not in held)
+        soon = bisect_left(
+            hashes, True, lo=now, key=lambda block_hash: block_hash not in held and not expects(worker, block_hash)
+        )
+        return Prefix(now, soon)
