@@ -98,9 +98,29 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         context: ServicerContext[worker_pb2.SessionRequest, worker_pb2.StepMessage],
     ) -> None:
         """Carry one gateway's calls."""
-        model = await self._ready(context)
-        if self._draining:
+        try:
+            # Read before anything is refused: where a stream has ended before the gateway's hello was written, that
+            # write fails, and gRPC tells the gateway INTERNAL in place of the status sent from here.
+            first = await anext(request_iterator, None)
+            model = await self._ready(context)
+            if self._draining:
+                await context.abort(SHUTTING_DOWN.code, SHUTTING_DOWN.message)
+            _check_hello(first, model.description)
+            await self._carry(model, request_iterator, context)
+        except SessionEndedError as error:
+            await context.abort(error.code, str(error))
+        except asyncio.CancelledError:
+            # Let through, it would leave a gateway that did not cancel without a status, waiting for ever.
+            if context.cancelled():
+                raise
             await context.abort(SHUTTING_DOWN.code, SHUTTING_DOWN.message)
+
+    async def _carry(
+        self,
+        model: ServedModel,
+        requests: AsyncIterator[worker_pb2.SessionRequest],
+        context: ServicerContext[worker_pb2.SessionRequest, worker_pb2.StepMessage],
+    ) -> None:
         session = Session(
             model.engine,
             model.spec,
@@ -110,15 +130,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         )
         self._sessions.add(session)
         try:
-            _check_hello(await anext(request_iterator, None), model.description)
-            await session.run(request_iterator, context.write)
-        except SessionEndedError as error:
-            await context.abort(error.code, str(error))
-        except asyncio.CancelledError:
-            # Let through, it would leave a gateway that did not cancel without a status, waiting for ever.
-            if context.cancelled():
-                raise
-            await context.abort(SHUTTING_DOWN.code, SHUTTING_DOWN.message)
+            await session.run(requests, context.write)
         finally:
             self._sessions.discard(session)
             self._progress.set()

@@ -1,6 +1,8 @@
 """The service over a real socket: who is let in, what is answered, and what a stream's end leaves."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import grpc.aio
@@ -48,6 +50,34 @@ def test_before_the_model_is_loaded_every_method_is_unavailable() -> None:
             assert failed.value.details() == "the model is loading; try again later"
 
     on_host(scenario, serve=False)
+
+
+class Aborted(Exception):
+    """What the context of a handler raises when it ends the call."""
+
+
+@pytest.mark.parametrize("draining", [False, True])
+def test_a_hello_is_read_before_the_stream_is_refused(draining: bool) -> None:
+    """A gateway whose hello meets a stream that has ended is told INTERNAL by gRPC, whatever status was sent."""
+    done: list[object] = []
+
+    async def hello() -> AsyncIterator[worker_pb2.SessionRequest]:
+        done.append("hello read")
+        yield worker_pb2.SessionRequest(hello={"gateway": "test"})
+
+    async def abort(code: StatusCode, _: str) -> None:
+        done.append(code)
+        raise Aborted
+
+    async def scenario(host: Host) -> None:
+        if draining:
+            host.service.drain()
+        context: Any = SimpleNamespace(abort=abort)
+        with pytest.raises(Aborted):
+            await host.service.Session(hello(), context)
+        assert done == ["hello read", StatusCode.UNAVAILABLE]
+
+    on_host(scenario, serve=draining)
 
 
 @pytest.mark.parametrize(
