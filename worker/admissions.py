@@ -74,23 +74,29 @@ class Admissions:
         """
         if request in plan.preempted:
             return False
-        try:
-            return self._decide(plan, request)
-        except Exception as error:
-            self._waiting.remove(request)
-            plan.failed.append((request, error))
-            return True
-
-    def _decide(self, plan: StepPlan, request: Request) -> bool:
         sequence = request.next_carrier()
+        try:
+            prompt = self._prompt(request, sequence)
+        except Exception as error:
+            return self._fail(plan, request, error)
+        return self._follows(request, prompt) or self._decide(plan, request, sequence, prompt)
+
+    def _prompt(self, request: Request, sequence: Sequence) -> Prompt:
         prompt = request.prompt
         if prompt is None or prompt.num_tokens != len(sequence.token_ids):
             prompt = request.prompt = self._cache.prompt(request.scope, sequence.token_ids)
-        if self._follows(request, prompt):
-            return True
+        return prompt
+
+    def _fail(self, plan: StepPlan, request: Request, error: Exception) -> bool:
+        self._waiting.remove(request)
+        plan.failed[request] = error
+        return True
+
+    def _decide(self, plan: StepPlan, request: Request, sequence: Sequence, prompt: Prompt) -> bool:
         growth = self._growth(request, sequence)
+        demand = self._cache.demand(prompt, growth, request.cache_mode)
         admission = None
-        if self._has_room(plan, request, self._cache.demand(prompt, growth, request.cache_mode)):
+        if self._has_room(plan, request, demand):
             admission = self._cache.admit(
                 request.scope,
                 sequence.token_ids,
@@ -103,9 +109,15 @@ class Admissions:
             )
         if admission is not None:
             self._start(plan, request, sequence, admission)
-        elif not self._running:
+            return True
+        tenant = request.scope.tenant
+        if not any(other.scope.tenant == tenant for other in self._running):
+            pinned_out = self._shares.pinned_out(tenant, demand)
+            if pinned_out is not None:
+                return self._fail(plan, request, pinned_out)
+        if not self._running:
             raise RuntimeError("an idle pool has no room for a call that it can hold")
-        return admission is not None
+        return False
 
     def _start(self, plan: StepPlan, request: Request, sequence: Sequence, admission: Admission) -> None:
         sequence.table = admission.table

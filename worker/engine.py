@@ -1,6 +1,6 @@
 """The engine: one step after another, from waiting calls to ended ones.
 
-``submit``, ``cancel`` and ``report`` may be called from any thread. All else runs on one, the only thread that touches
+``submit``, ``cancel``, ``ask`` and ``report`` may be called from any thread. All else runs on one, the only thread that touches
 the cache, the scheduler and the model. An exception that leaves ``step`` means that the engine cannot go on.
 """
 
@@ -131,7 +131,8 @@ class Engine:
         if chunks:
             # The model can take long, and a call that it runs for the first time would be seen nowhere meanwhile.
             self._report = self._take_report()
-            self._compute(chunks)
+        # Also without any: what was planned for a call that failed since holds blocks until it is done.
+        self._compute(chunks)
         self._report = self._take_report()
         for request in self._outbox.deliver(self._steps):
             self._end(request, RECEIVER_GONE)
@@ -144,6 +145,19 @@ class Engine:
         for request in self._scheduler.calls():
             self._end(request, end)
         self._report = self._take_report()
+        self._outbox.deliver(self._steps)
+
+    def abandon_all(self, end: End) -> None:
+        """Tell every call its end after ``step`` has raised, and touch nothing else.
+
+        What is wrong can be wrong anywhere, so no block is given back: nothing computes here any more.
+        """
+        unseen = self.inbox.take().submits
+        for _ in unseen:
+            self._observe(self._observations.call_received)
+        for request in [*self._scheduler.calls(), *unseen]:
+            if request.state is not RequestState.ENDED:
+                self._conclude(request, end)
         self._outbox.deliver(self._steps)
 
     def check_integrity(self) -> None:
@@ -186,9 +200,12 @@ class Engine:
 
     def _schedule(self) -> list[Chunk]:
         plan = self._scheduler.schedule()
-        for request, error in plan.failed:
-            logger.error("A call of tenant %r could not be scheduled", request.scope.tenant, exc_info=error)
-            self._end(request, FAULT)
+        for request, error in plan.failed.items():
+            if isinstance(error, RefusedError):
+                self._end(request, error.end)
+            else:
+                logger.error("A call of tenant %r could not be scheduled", request.scope.tenant, exc_info=error)
+                self._end(request, FAULT)
         now = self._clock()
         for _ in plan.preempted:
             self._observe(self._observations.call_preempted)
@@ -261,14 +278,17 @@ class Engine:
         """End a call: the one exit of all, whatever ended it. A second end does nothing."""
         if request.state is RequestState.ENDED:
             return
-        request.state = RequestState.ENDED
+        self._conclude(request, end)
         self._scheduler.remove(request)
         failed = end.code is StatusCode.INTERNAL
         for sequence in [*request.sequences, *([request.carrier] if request.carrier else [])]:
             # Of a call that failed no more is kept than what was proven and published before.
             self._scheduler.release(sequence, 0 if failed else sequence.num_computed)
+
+    def _conclude(self, request: Request, end: End) -> None:
+        request.state = RequestState.ENDED
         for _ in range(request.num_unfinished):
-            self._observe(self._observations.output_ended, "error" if failed else "abort")
+            self._observe(self._observations.output_ended, "error" if end.code is StatusCode.INTERNAL else "abort")
         self._outbox.of(request).end = end
         self._observe(self._observations.call_ended, end)
 

@@ -51,12 +51,11 @@ class EngineThread:
             while self._last_word is None:
                 if not self._engine.step():
                     self._rest()
+            self._engine.end_all(self._last_word)
         except Exception:
             logger.critical("The engine failed; every call ends", exc_info=True)
-            self._end(ENGINE_FAILED)
+            self._abandon()
             self._on_failure()
-        else:
-            self._end(self._last_word)
 
     def _rest(self) -> None:
         inbox = self._engine.inbox
@@ -64,10 +63,10 @@ class EngineThread:
             self._engine.check_integrity()
             inbox.wait()
 
-    def _end(self, end: End) -> None:
+    def _abandon(self) -> None:
         """End whatever is live, after closing the inbox, so that no call can slip in behind."""
         self._engine.inbox.close()
         try:
-            self._engine.end_all(end)
+            self._engine.abandon_all(ENGINE_FAILED)
         except Exception:
             logger.exception("Not every call could be ended")

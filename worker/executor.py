@@ -145,16 +145,22 @@ class Executor:
                 result.failed.setdefault(request, NON_FINITE)
             if request in result.failed:
                 continue
-            try:
-                start = chunk.sequence.num_computed
-                if request.sampling.prompt_logprobs is not None and wants_all_logits(request, start + chunk.num_tokens):
-                    logits = lines.logits[lines.start : lines.stop]
-                    result.prompt_logprobs.append((request, take_prompt_logprobs(request, start, logits)))
-                for output in self._advance(chunk):
-                    turns.append(Turn(request, output, lines))  # noqa: PERF401 - mostly there is one
-            except Exception as error:
-                self._fail(request, error, result)
+            if request.sampling.prompt_logprobs is not None:
+                try:
+                    self._tell_prompt(chunk, lines, result)
+                except Exception as error:
+                    self._fail(request, error, result)
+                    continue
+            # Outside of that: what the cache raises is nobody's fault but its own, and ends the engine.
+            for output in self._advance(chunk):
+                turns.append(Turn(request, output, lines))  # noqa: PERF401 - mostly there is one
         return turns
+
+    def _tell_prompt(self, chunk: Chunk, lines: _Lines, result: StepResult) -> None:
+        request, start = chunk.request, chunk.sequence.num_computed
+        if wants_all_logits(request, start + chunk.num_tokens):
+            logits = lines.logits[lines.start : lines.stop]
+            result.prompt_logprobs.append((request, take_prompt_logprobs(request, start, logits)))
 
     def _advance(self, chunk: Chunk) -> Sequence[Output]:
         """Publish one chunk's blocks. Returns the outputs that wait for a token."""

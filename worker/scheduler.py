@@ -7,7 +7,6 @@ within a tenant by priority, then age. ``docs/scheduling.md`` tells the rules an
 
 import heapq
 import itertools
-import logging
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 
@@ -21,8 +20,6 @@ from prefixgate.worker.sequence import Sequence
 from prefixgate.worker.shares import Shares
 from prefixgate.worker.step_plan import Chunk, StepPlan
 from prefixgate.worker.waiting import WaitingCalls
-
-logger = logging.getLogger(__name__)
 
 Begun = dict[str, list[tuple[Request, Sequence]]]
 """Sequences with more than one token to compute, by tenant, next one last."""
@@ -80,14 +77,10 @@ class Scheduler:
             self.waiting.output_ended()
 
     def release(self, sequence: Sequence, num_written: int) -> None:
-        """Give back what a sequence holds. Raises nothing: whoever calls has others to release."""
+        """Give back what a sequence holds."""
         table, sequence.table = sequence.table, None
-        if table is None:
-            return
-        try:
+        if table is not None:
             self._cache.release(table, num_written)
-        except Exception:
-            logger.exception("Releasing a sequence's blocks failed")
 
     def schedule(self) -> StepPlan:
         """Choose the chunks of the next step, admit what fits, and preempt what must give way.
@@ -121,7 +114,7 @@ class Scheduler:
             self.fair.charge(tenant, count)
         # Each in its sixteenth token only. One that finds no block can take back what was planned for another above.
         for request, sequence, count in short:
-            if sequence.table is not None:
+            if _is_in(plan, request, sequence):
                 self._add_chunk(plan, request, sequence, count)
         return begun
 
@@ -138,8 +131,8 @@ class Scheduler:
 
     def _take_turn(self, plan: StepPlan, tenant: str, begun: list[tuple[Request, Sequence]]) -> bool:
         """Give the tenant's next prompt a chunk, or admit its next call. Returns whether it had either."""
-        while begun and begun[-1][1].table is None:
-            begun.pop()  # preempted since
+        while begun and not _is_in(plan, *begun[-1]):
+            begun.pop()
         first = self.waiting.first(tenant)
         if first is not None and (not begun or first.rank < begun[-1][0].rank) and self._admissions.admit(plan, first):
             if first.state is RequestState.RUNNING:
@@ -162,23 +155,25 @@ class Scheduler:
         """Get the slots of a sequence's next tokens, from other calls if need be. Returns whether it has them now."""
         table, start = sequence.table, sequence.num_computed
         assert table is not None
-        try:
-            while True:
-                try:
-                    request.usage.copied_blocks += self._cache.writable(table, start, start + count)
-                except NoFreeBlocksError:
-                    victim = self._shares.gives_way(request)
-                    if victim is None:
-                        raise
-                    self._preempt(plan, victim)
-                    if victim is request:
-                        return False
-                else:
-                    sequence.num_writable = len(table.block_ids) * self._cache.block_size
-                    return True
-        except Exception as error:
-            plan.failed.append((request, error))
-            return False
+        while True:
+            try:
+                request.usage.copied_blocks += self._cache.writable(table, start, start + count)
+            except NoFreeBlocksError as error:
+                victim = self._shares.gives_way(request)
+                if victim is None:
+                    self._fail(plan, request, self._shares.pinned_out(request.scope.tenant, 1) or error)
+                    return False
+                self._preempt(plan, victim)
+                if victim is request:
+                    return False
+            else:
+                sequence.num_writable = len(table.block_ids) * self._cache.block_size
+                return True
+
+    def _fail(self, plan: StepPlan, request: Request, error: Exception) -> None:
+        """Leave the ending to the engine, with nothing of the call in the step."""
+        plan.failed[request] = error
+        self.fair.charge(request.scope.tenant, -plan.drop(request))
 
     def _preempt(self, plan: StepPlan, request: Request) -> None:
         """Take everything back from a running call and let it wait, in its place in line.
@@ -195,3 +190,8 @@ class Scheduler:
         self.waiting.add(request)
         plan.preempted.append(request)
         self.fair.charge(request.scope.tenant, -plan.drop(request))
+
+
+def _is_in(plan: StepPlan, request: Request, sequence: Sequence) -> bool:
+    """Whether a sequence can still be given a chunk: others can make its call give way, and one of its outputs fail."""
+    return sequence.table is not None and request not in plan.failed

@@ -2,10 +2,12 @@
 
 from collections.abc import Collection
 
+from grpc import StatusCode
+
 from prefixgate.cache.accounts import Account
 from prefixgate.cache.prefix_cache import PrefixCache
 from prefixgate.worker.fair_share import FairShare
-from prefixgate.worker.request import Request
+from prefixgate.worker.request import RefusedError, Request
 
 
 class Shares:
@@ -34,6 +36,23 @@ class Shares:
         """Whether it is the tenant's own cap that keeps it from having so many blocks more."""
         account = self._account(tenant)
         return _had(account) + blocks > account.cap
+
+    def pinned_out(self, tenant: str, blocks: int) -> RefusedError | None:
+        """Return how a call ends that needs so many blocks more, where its tenant's pins leave too few below its cap.
+
+        To be asked when no other call of the tenant runs: pins can last longer than a call should wait. None where they
+        are not what it fails for.
+        """
+        account = self._account(tenant)
+        pinned = {block for pin in self._cache.pins.all() if pin.account is account for block in pin.blocks}
+        too_many = _had(account) + blocks - account.cap
+        if not 0 < too_many <= len(pinned):
+            return None
+        return RefusedError(
+            StatusCode.RESOURCE_EXHAUSTED,
+            f"the tenant's pins leave too little for this call of the {account.cap} blocks that it may hold: take some "
+            "back, or try again when they have expired",
+        )
 
     def can_free(self, asker: Request, *, blocks: int, sequences: int) -> bool:
         """Whether those that would make way for a waiting call have so much more than their parts."""

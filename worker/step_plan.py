@@ -36,8 +36,8 @@ class StepPlan:
     """Calls that were admitted for the first time."""
     resumed: list[Resumption] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
-    failed: list[tuple[Request, Exception]] = field(default_factory=list)
-    """Calls for which something raised, and which must end. They may hold blocks."""
+    failed: dict[Request, Exception] = field(default_factory=dict)
+    """Calls that must end, and why. They may hold blocks, and have no chunks."""
 
     def add(self, chunk: Chunk) -> None:
         """Take a chunk in; its tokens come out of the budget."""

@@ -1,14 +1,16 @@
 """Who computes what in a step, and who is admitted."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
+from grpc import StatusCode
 
+from prefixgate.cache.accounts import TenantShare
 from prefixgate.cache.hashing import BlockHasher, CacheScope
 from prefixgate.cache.prefix_cache import PrefixCache
 from prefixgate.worker.limits import Limits
 from prefixgate.worker.outbox import News
-from prefixgate.worker.request import Request, RequestState, SamplingParams
+from prefixgate.worker.request import RefusedError, Request, RequestState, SamplingParams
 from prefixgate.worker.scheduler import Scheduler
 from prefixgate.worker.step_plan import StepPlan
 from tests.worker.driver import words
@@ -87,24 +89,75 @@ def test_a_waiting_call_owns_no_blocks_wherever_its_admission_stops() -> None:
         cache.check_integrity()
 
 
-def test_an_admission_that_raises_ends_that_call_and_the_next_one_runs() -> None:
+def test_a_prompt_that_cannot_be_packed_ends_its_call_and_the_next_one_runs() -> None:
     subject = scheduler(num_blocks=4)
-    impossible, possible = request(100), request(16, 1)
+    impossible, possible = request(16), request(16, 1)
+    impossible.token_ids = [-1] * 16
     subject.add(impossible)
     subject.add(possible)
     plan = subject.schedule()
-    assert [failed for failed, _ in plan.failed] == [impossible]
+    assert list(plan.failed) == [impossible]
     assert plan.admitted == [possible]
 
 
-def test_an_idle_pool_that_does_not_admit_the_first_call_fails_it_instead_of_waiting_for_ever() -> None:
+def test_an_idle_pool_that_does_not_admit_the_first_call_is_a_fault_and_nothing_to_wait_for() -> None:
     cache = PrefixCache(4, BlockHasher(bytes(16)))
     subject = Scheduler(cache, Limits(64, 8, 100))
     held = cache.admit(CacheScope("acme", "m"), words(16), max_new_tokens=1)  # held by nobody that the scheduler knows
     assert held is not None
-    call = request(60)
-    subject.add(call)
-    assert [failed for failed, _ in subject.schedule().failed] == [call]
+    subject.add(request(60))
+    with pytest.raises(RuntimeError, match="an idle pool has no room"):
+        subject.schedule()
+
+
+class TestPins:
+    """A tenant's pins count against its cap, and can outlast any call."""
+
+    def make(self, cap: int) -> tuple[PrefixCache, Scheduler]:
+        cache = PrefixCache(32, BlockHasher(bytes(16)), shares={"acme": TenantShare(cap=cap)}, pin_limit=8)
+        admission = cache.admit(CacheScope("acme", "m"), words(64), max_new_tokens=1)
+        assert admission is not None
+        cache.run_plan(lambda plan: None)
+        cache.publish(admission.table, 64)
+        cache.release(admission.table, 64)
+        cache.pin(CacheScope("acme", "m"), words(64), expires_at=1e9)
+        return cache, Scheduler(cache, Limits(64, 8, 100))
+
+    def test_a_call_that_they_leave_no_room_for_ends_and_says_why(self) -> None:
+        _, subject = self.make(cap=8)
+        call = request(70, 5)
+        subject.add(call)
+        (error,) = subject.schedule().failed.values()
+        assert isinstance(error, RefusedError)
+        assert error.end.code is StatusCode.RESOURCE_EXHAUSTED
+        assert "pins leave too little for this call of the 8 blocks" in error.end.message
+
+    def test_it_waits_for_others_of_its_tenant_first(self) -> None:
+        cache, subject = self.make(cap=8)
+        running, call = request(40, 6), request(30, 5)
+        subject.add(running)
+        compute(subject.schedule())
+        subject.add(call)
+        assert not subject.schedule().failed
+        subject.release(running.sequences[0], 0)
+        subject.finish(running)
+        subject.remove(running)
+        assert subject.schedule().admitted == [call]
+        cache.check_integrity()
+
+    def test_one_that_runs_out_for_them_ends_too(self) -> None:
+        _, subject = self.make(cap=8)
+        call = request(30, 5, max_tokens=60)
+        subject.add(call)
+        failed: Mapping[Request, Exception] = {}
+        while not failed:
+            plan = subject.schedule()
+            failed = plan.failed
+            compute(plan)
+        (error,) = failed.values()
+        assert isinstance(error, RefusedError)
+        assert not plan.chunks
+        assert len(call.sequences[0].token_ids) == 4 * 16 + 1
 
 
 @pytest.mark.parametrize("budget", [1, 7, 8])

@@ -16,6 +16,7 @@ from grpc import StatusCode
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from prefixgate.cache.kv_storage import TorchKVStorage
+from prefixgate.cache.prefix_cache import PrefixCache
 from prefixgate.config.settings import CacheSettings, Settings, SettingsError, TenantSettings, WorkerSettings
 from prefixgate.proto import worker_pb2, worker_pb2_grpc
 from prefixgate.proto.transport import CHANNEL_OPTIONS
@@ -181,7 +182,12 @@ def test_calls_that_cannot_finish_end_with_a_status(hurry: str) -> None:
     asyncio.run(scenario())
 
 
-def test_a_dead_engine_ends_its_calls_and_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("part", "name"), [(TorchKVStorage, "poison"), (PrefixCache, "writable"), (PrefixCache, "publish")]
+)
+def test_a_dead_engine_ends_its_calls_and_the_process(
+    part: type[object], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("the device fell off the bus")
 
@@ -191,9 +197,12 @@ def test_a_dead_engine_ends_its_calls_and_the_process(monkeypatch: pytest.Monkey
             gateway = await worker.gateway()
             live = await gateway.submit(1, words(20), 4000)
             await gateway.until(live, tokens=1)
-            monkeypatch.setattr(TorchKVStorage, "poison", broken)
+            watch = aiter(worker.health.Watch(health_pb2.HealthCheckRequest()))
+            assert (await anext(watch)).status == SERVING
+            monkeypatch.setattr(part, name, broken)
             await gateway.until(live, ends=1)
             assert live.codes == [INTERNAL]
+            assert (await anext(watch)).status == NOT_SERVING
             assert await worker.end() == 1
 
     asyncio.run(scenario())
