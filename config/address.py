@@ -3,9 +3,13 @@
 import ipaddress
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 MAX_UNIX_PATH_BYTES = 107
 """Linux's limit for a socket's path, less its closing zero byte."""
+
+DNS_PREFIX = "dns:"
+"""Before a name that stands for all of its addresses, such as that of a headless Kubernetes Service."""
 
 _TCP = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):(?P<port>[0-9]{1,5})", re.ASCII)
 
@@ -40,6 +44,23 @@ class Address:
         if self.is_unix:
             return f"unix:{self.path}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class WorkerAddress(NamedTuple):
+    """Where one worker is, or with ``is_name`` where every worker is that a name stands for."""
+
+    address: Address
+    is_name: bool = False
+
+
+def parse_worker_address(text: str) -> WorkerAddress:
+    """Read what ``parse_address`` takes, or ``dns:NAME:PORT``. Raises ValueError for anything else."""
+    name = text.removeprefix(DNS_PREFIX)
+    address = parse_address(name)
+    is_name = name != text
+    if is_name and address.is_unix:
+        raise ValueError(f"{text!r}: a socket has no name to look up")
+    return WorkerAddress(address, is_name)
 
 
 def parse_address(text: str) -> Address:

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Protocol
 
-from prefixgate.config.address import parse_address
+from prefixgate.config.address import parse_address, parse_worker_address
 
 _SIZE = re.compile(r"(\d{1,18})\s*(B|KiB|MiB|GiB|TiB)?", re.ASCII)
 _SIZE_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -178,19 +178,14 @@ class AddressText:
 
     unix: bool = True
     """Whether a Unix socket will do."""
-    empty: bool = False
-    """Whether it may be left open."""
 
     @property
     def allowed(self) -> str:
-        forms = "HOST:PORT or unix:/PATH" if self.unix else "HOST:PORT"
-        return forms + (' (or "")' if self.empty else "")
+        return "HOST:PORT or unix:/PATH" if self.unix else "HOST:PORT"
 
     def read(self, value: object) -> str:
         if not isinstance(value, str):
             raise NotAllowedError
-        if value == "" and self.empty:
-            return value
         try:
             address = parse_address(value)
         except ValueError:
@@ -201,6 +196,29 @@ class AddressText:
 
     def read_text(self, text: str) -> str:
         return self.read(text)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAddresses:
+    """Where workers are: addresses, and names whose addresses are looked up again and again. None twice."""
+
+    allowed: str = (
+        "a list of at least one, each HOST:PORT, unix:/PATH, or dns:NAME:PORT for every address of a name, none twice"
+    )
+
+    def read(self, value: object) -> tuple[str, ...]:
+        if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
+            raise NotAllowedError
+        try:
+            addresses = {parse_worker_address(item) for item in value}
+        except ValueError:
+            raise NotAllowedError from None
+        if len(addresses) < len(value):
+            raise NotAllowedError
+        return tuple(value)
+
+    def read_text(self, text: str) -> tuple[str, ...]:
+        return self.read(text.split(","))
 
 
 @dataclass(frozen=True, slots=True)

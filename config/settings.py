@@ -6,9 +6,9 @@ The dataclasses below are the only list of keys: flags, help and the reference p
 import difflib
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from prefixgate.config.kinds import (
     AddressText,
@@ -23,8 +23,8 @@ from prefixgate.config.kinds import (
     TextList,
     WorkerAddresses,
 )
-
-T = TypeVar("T")
+from prefixgate.config.limit_settings import NO_LIMITS, LimitSettings
+from prefixgate.config.setting import setting
 
 MAX_SETTINGS_BYTES = 1 << 20
 RESERVED_TENANTS = frozenset({"other"})
@@ -38,15 +38,15 @@ class SettingsError(Exception):
     """The settings cannot be used; the text names key, value and what is allowed."""
 
 
-def _setting(default: T, kind: Kind, help: str, *, unit: str = "", secret: bool = False, flag: str = "") -> T:
-    metadata = {"kind": kind, "help": help, "unit": unit, "secret": secret, "flag": flag}
-    # Typed as its default, not as the Field it is: what the class body says of a setting is then checked.
-    return field(default=default, repr=not secret, metadata=metadata)
-
-
 _SECONDS = Number(0, 86_400)
 _HEX_KEY = Text("at least 16 bytes written as hexadecimal digits", r"(?:[0-9A-Fa-f]{2}){16,1024}|")
 _DIGEST = Text('"sha256:" and 64 lower-case hexadecimal digits (`prefixgate key` makes one)', r"sha256:[0-9a-f]{64}")
+_PATH = Text("a path")
+_CERTIFICATE = Text(
+    '"subject:", "dns:", "uri:" or "email:" and the name as it stands in the certificate',
+    r"(?:subject|dns|uri|email):[^\x00-\x1f\x7f]+",
+    max_bytes=1024,
+)
 _TENANT_NAME = Text("1 to 64 of a-z, 0-9, -, _ and .", r"[a-z0-9._-]{1,64}")
 
 
@@ -54,105 +54,130 @@ _TENANT_NAME = Text("1 to 64 of a-z, 0-9, -, _ and .", r"[a-z0-9._-]{1,64}")
 class GatewaySettings:
     """The process that clients call."""
 
-    listen: str = _setting("127.0.0.1:8050", AddressText(), "Where clients call; port 0 takes a free one.")
-    http: str = _setting(
-        "127.0.0.1:8051", AddressText(unix=False), "Where /metrics is served; port 0 takes a free one."
-    )
-    workers: tuple[str, ...] = _setting(
+    listen: str = setting("127.0.0.1:8050", AddressText(), "Where clients call; port 0 takes a free one.")
+    http: str = setting("127.0.0.1:8051", AddressText(unix=False), "Where /metrics is served; port 0 takes a free one.")
+    workers: tuple[str, ...] = setting(
         (),
         WorkerAddresses(),
         "Where the workers are. `serve` sets it; a gateway alone needs it. Several serve one model together, and each "
         "call goes to one of them. A name with dns: before it is looked up again and again, as workers come and go.",
-        flag="--workers",
     )
-    default_max_tokens: int = _setting(
+    metrics_seconds: float = setting(
+        0.25, _SECONDS, "How long a page of metrics is served again before it is made anew.", unit="seconds"
+    )
+    default_max_tokens: int = setting(
         256, Integer(1, 1 << 20), "Length of an output where the call sets no max_tokens.", unit="tokens"
     )
-    max_outputs: int = _setting(16, Integer(1, 128), "Most outputs (n) that one call may ask for.", unit="outputs")
-    # Ids travel to the worker in up to 4 bytes each, at most one for each byte of text, in one message of 64 MiB.
-    max_prompt_bytes: int = _setting(4 << 20, Size(1, 15 << 20), "Longest prompt text of a call.", unit="bytes")
-    drain_seconds: float = _setting(30.0, _SECONDS, "Time that live calls get to finish after SIGTERM.", unit="seconds")
+    drain_seconds: float = setting(30.0, _SECONDS, "Time that live calls get to finish after SIGTERM.", unit="seconds")
+    tls_cert: str = setting(
+        "", _PATH, "File with the server's certificate chain, PEM. Set with tls_key; calls then need TLS."
+    )
+    tls_key: str = setting("", _PATH, "File with the private key of tls_cert, PEM, not encrypted.")
+    tls_client_ca: str = setting(
+        "",
+        _PATH,
+        "File with the authorities, PEM, one of which must have signed the certificate that each client shows.",
+    )
+    worker_ca: str = setting(
+        "",
+        _PATH,
+        "File with the authorities, PEM, that sign the workers' certificates. Set: workers are reached by TLS.",
+    )
+    worker_client_cert: str = setting(
+        "", _PATH, "File with the certificate chain, PEM, that this gateway shows to its workers."
+    )
+    worker_client_key: str = setting("", _PATH, "File with the private key of worker_client_cert, PEM, not encrypted.")
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
     """The process that owns a model, its device and its pool."""
 
-    listen: str = _setting(
+    listen: str = setting(
         "unix:/run/prefixgate/worker.sock", AddressText(), "Where gateways call; port 0 takes a free one."
     )
-    http: str = _setting(
-        "127.0.0.1:8052", AddressText(unix=False), "Where /metrics is served; port 0 takes a free one."
+    http: str = setting("127.0.0.1:8052", AddressText(unix=False), "Where /metrics is served; port 0 takes a free one.")
+    metrics_seconds: float = setting(
+        0.25, _SECONDS, "How long a page of metrics is served again before it is made anew.", unit="seconds"
     )
-    model: str = _setting(
+    model: str = setting(
         "smollm2",
         Text("a name or a path, not empty", r"[^\x00-\x1f\x7f]+"),
         '"smollm2" (a small chat model that runs on a CPU), "witness" (a built-in diagnostic model without weights; '
         '"witness:eos_every=8,step_ms=5,prefill_us_per_token=20" sets what it imitates), the folder of a Hugging Face '
         "causal language model, or a GGUF file.",
     )
-    served_name: str = _setting(
+    served_name: str = setting(
         "",
         Text("at most 128 bytes of text", max_bytes=128),
         "The name by which clients know the model. Empty: the model's own.",
     )
-    device: str = _setting(
+    device: str = setting(
         "auto",
         Text('"auto", "cpu", "cuda" or "cuda:N"', r"auto|cpu|cuda(?::[0-9]{1,3})?"),
         'Where the model runs; "auto" takes CUDA where there is one.',
     )
-    dtype: str = _setting(
+    dtype: str = setting(
         "auto",
         Choice(("auto", "float32", "float16", "bfloat16")),
         'Number format of weights and cache; "auto" is float32 on a CPU, and the model\'s own on CUDA.',
     )
-    threads: int = _setting(0, Integer(0, 1024), "CPU threads for the model; 0 leaves it to torch.", unit="threads")
-    max_batch_tokens: int = _setting(
+    threads: int = setting(0, Integer(0, 1024), "CPU threads for the model; 0 leaves it to torch.", unit="threads")
+    max_batch_tokens: int = setting(
         512,
         Integer(2, 1 << 20),
         "Tokens computed in one step, prefill and decode together; more than max_running.",
         unit="tokens",
     )
-    max_running: int = _setting(64, Integer(1, 4096), "Sequences that generate at the same time.", unit="sequences")
-    max_waiting: int = _setting(
+    max_running: int = setting(64, Integer(1, 4096), "Sequences that generate at the same time.", unit="sequences")
+    max_waiting: int = setting(
         1024,
         Integer(0, 1 << 20),
         "Calls that may wait; more are refused, the newest ones of the tenant that has most.",
         unit="calls",
     )
-    drain_seconds: float = _setting(30.0, _SECONDS, "Time that live calls get to finish after SIGTERM.", unit="seconds")
+    drain_seconds: float = setting(30.0, _SECONDS, "Time that live calls get to finish after SIGTERM.", unit="seconds")
+    tls_cert: str = setting(
+        "", _PATH, "File with the server's certificate chain, PEM. Set with tls_key; calls then need TLS."
+    )
+    tls_key: str = setting("", _PATH, "File with the private key of tls_cert, PEM, not encrypted.")
+    tls_client_ca: str = setting(
+        "",
+        _PATH,
+        "File with the authorities, PEM, one of which must have signed the certificate that each gateway shows.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
     """The pool of blocks, and the secret that names them."""
 
-    memory: int | None = _setting(
+    memory: int | None = setting(
         None, Size(1, 1 << 50), "Size of the pool in bytes. Not set, and no blocks either: 512MiB.", unit="bytes"
     )
-    blocks: int | None = _setting(
+    blocks: int | None = setting(
         None, Integer(2, 1 << 31), "Size of the pool in blocks of 16 tokens, instead of memory.", unit="blocks"
     )
-    mode: str = _setting(
+    mode: str = setting(
         "on",
         Choice(("on", "off")),
         '"off" computes every prompt anew: the baseline that shows what the cache is worth.',
         flag="--cache",
     )
-    eviction: str = _setting(
+    eviction: str = setting(
         "adaptive",
         Choice(("adaptive", "lru")),
         'Which cached block goes first: "adaptive" keeps what the pool has learned to come back, and is "lru" else.',
     )
-    hash_key: str = _setting(
+    hash_key: str = setting(
         "",
         _HEX_KEY,
         "Secret that gateway and worker share. A command line can be read by others on the machine: prefer the file, "
         "hash_key_file, or the variable PREFIXGATE_HASH_KEY. `serve` makes a fresh one where none is set.",
         secret=True,
     )
-    hash_key_file: str = _setting("", Text("a path"), "File that holds hash_key as hexadecimal digits.")
-    poison: bool = _setting(
+    hash_key_file: str = setting("", Text("a path"), "File that holds hash_key as hexadecimal digits.")
+    poison: bool = setting(
         False,
         Flag(),
         "Fill fresh blocks with NaN, so that a read of an unwritten slot shows. The witness always does.",
@@ -163,25 +188,36 @@ class CacheSettings:
 class TenantSettings:
     """One tenant: who may call in its name. Tenants share nothing of the cache."""
 
-    api_keys: tuple[str, ...] = _setting(
-        (), TextList(_DIGEST), "Digests of the tenant's API keys, each as `prefixgate key` prints it."
+    api_keys: tuple[str, ...] = setting(
+        (),
+        TextList(_DIGEST),
+        "Digests of the tenant's API keys, each as `prefixgate key` prints it.",
+        secret=True,
     )
-    floor_blocks: int = _setting(
+    certificates: tuple[str, ...] = setting(
+        (),
+        TextList(_CERTIFICATE),
+        'Names of client certificates that are the tenant\'s, such as "dns:search.example" or '
+        '"subject:CN=search,O=Example" (as `openssl x509 -subject -nameopt RFC2253` writes it), compared as a whole.',
+    )
+    floor_blocks: int = setting(
         0,
         Integer(0, 1 << 31),
         "Blocks that are the tenant's own: never evicted for others, and kept free for it while it has fewer. The "
         "floors of all tenants together must leave part of the pool.",
         unit="blocks",
     )
-    cap_blocks: int | None = _setting(
+    cap_blocks: int | None = setting(
         None, Integer(1, 1 << 31), "Most blocks that the tenant holds, cached ones included.", unit="blocks"
     )
-    weight: float = _setting(
+    weight: float = setting(
         1.0,
         Number(0.01, 100),
         "The tenant's part beside others: of computed tokens, of the blocks that no floor covers, and of the queue. A "
         "tenant of weight 2 gets twice as much as one of weight 1 where both want more than there is.",
     )
+    limits: LimitSettings = NO_LIMITS
+    """A table of its own, with the keys of [limits]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,17 +227,24 @@ class Settings:
     gateway: GatewaySettings = GatewaySettings()
     worker: WorkerSettings = WorkerSettings()
     cache: CacheSettings = CacheSettings()
+    limits: LimitSettings = field(default_factory=LimitSettings)
     tenants: Mapping[str, TenantSettings] = field(default_factory=dict)
 
 
-SECTIONS: Mapping[str, type[Any]] = {"gateway": GatewaySettings, "worker": WorkerSettings, "cache": CacheSettings}
+SECTIONS: Mapping[str, type[Any]] = {
+    "gateway": GatewaySettings,
+    "worker": WorkerSettings,
+    "cache": CacheSettings,
+    "limits": LimitSettings,
+}
 """The sections whose keys are also flags."""
 
 
 def setting_fields(section: type[Any]) -> Iterator[tuple[Field[Any], Kind]]:
     """List a section's settings in order, each with its kind."""
     for entry in fields(section):
-        yield entry, entry.metadata["kind"]
+        if "kind" in entry.metadata:
+            yield entry, entry.metadata["kind"]
 
 
 def load_settings(path: Path | None, overrides: Mapping[str, str]) -> Settings:
@@ -221,6 +264,7 @@ def load_settings(path: Path | None, overrides: Mapping[str, str]) -> Settings:
         gateway=GatewaySettings(**values["gateway"]),
         worker=WorkerSettings(**values["worker"]),
         cache=CacheSettings(**values["cache"]),
+        limits=LimitSettings(**values["limits"]),
         tenants=_read_tenants(document.get("tenants", {})),
     )
     _check_together(settings)
@@ -286,17 +330,27 @@ def _read_tenants(value: object) -> dict[str, TenantSettings]:
             raise SettingsError(f"tenants.{name!r}: a tenant's name must be {_TENANT_NAME.allowed}") from None
         if name in RESERVED_TENANTS:
             raise SettingsError(f"tenants.{name}: this name is taken by the metrics; choose another")
-        tenant = TenantSettings(**_read_section(f"tenants.{name}", TenantSettings, table))
-        if not tenant.api_keys:
-            raise SettingsError(f"tenants.{name}.api_keys: must be set to {_allowed(TenantSettings, 'api_keys')}")
+        own = dict(_table(f"tenants.{name}", table))
+        limits = _read_section(f"tenants.{name}.limits", LimitSettings, own.pop("limits", {}))
+        tenant = TenantSettings(
+            **_read_section(f"tenants.{name}", TenantSettings, own), limits=replace(NO_LIMITS, **limits)
+        )
+        if not (tenant.api_keys or tenant.certificates):
+            raise SettingsError(
+                f"tenants.{name}.api_keys: must be set to {_allowed(TenantSettings, 'api_keys')}, or certificates to "
+                f"{_allowed(TenantSettings, 'certificates')}"
+            )
         if tenant.cap_blocks is not None and tenant.cap_blocks < tenant.floor_blocks:
             raise SettingsError(
                 f"tenants.{name}.cap_blocks: {tenant.cap_blocks} is below floor_blocks ({tenant.floor_blocks})"
             )
-        for digest in tenant.api_keys:
-            if digest in owners:
-                raise SettingsError(f"tenants.{name}.api_keys: {digest} is a key of tenant {owners[digest]} too")
-            owners[digest] = name
+        for setting_name, credentials in (("api_keys", tenant.api_keys), ("certificates", tenant.certificates)):
+            for credential in credentials:
+                if credential in owners:
+                    raise SettingsError(
+                        f"tenants.{name}.{setting_name}: {credential} is one of tenant {owners[credential]} too"
+                    )
+                owners[credential] = name
         tenants[name] = tenant
     return tenants
 
@@ -312,3 +366,21 @@ def _check_together(settings: Settings) -> None:
         raise SettingsError(f"cache.memory and cache.blocks ({cache.blocks}): only one of both sets the pool's size")
     if cache.hash_key and cache.hash_key_file:
         raise SettingsError("cache.hash_key and cache.hash_key_file: only one of both names the key")
+    gateway, worker = settings.gateway, settings.worker
+    _check_tls("gateway.tls", gateway.tls_cert, gateway.tls_key, gateway.tls_client_ca)
+    _check_tls("worker.tls", worker.tls_cert, worker.tls_key, worker.tls_client_ca)
+    _check_pair("gateway.worker_client", gateway.worker_client_cert, gateway.worker_client_key)
+    if gateway.worker_client_cert and not gateway.worker_ca:
+        raise SettingsError("gateway.worker_client_cert: needs gateway.worker_ca, without which there is no TLS")
+
+
+def _check_tls(prefix: str, certificate: str, key: str, client_ca: str) -> None:
+    _check_pair(prefix, certificate, key)
+    if client_ca and not certificate:
+        raise SettingsError(f"{prefix}_client_ca: needs {prefix}_cert, without which there is no TLS")
+
+
+def _check_pair(prefix: str, certificate: str, key: str) -> None:
+    if bool(certificate) != bool(key):
+        missing, given = ("key", "cert") if certificate else ("cert", "key")
+        raise SettingsError(f"{prefix}_{missing}: is not set, but {prefix}_{given} is; both belong together")

@@ -1,6 +1,7 @@
 """Every way a call can fail, and the status that the client gets for it."""
 
 import asyncio
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -8,7 +9,7 @@ import grpc
 from google.protobuf.any_pb2 import Any
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
-from google.rpc.error_details_pb2 import BadRequest, RetryInfo  # type: ignore[import-untyped]
+from google.rpc.error_details_pb2 import BadRequest, QuotaFailure, RetryInfo  # type: ignore[import-untyped]
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
 from prefixgate.proto.fields import FieldError
@@ -28,6 +29,17 @@ class CallError(Exception):
         self.code = code
         self.retry_seconds = retry_seconds
         """When to try again, where that is known; else 0."""
+
+
+class QuotaError(CallError):
+    """A tenant, or all of them together, used up what the operator allows for now."""
+
+    def __init__(self, subject: str, limit: str, message: str, retry_seconds: float) -> None:
+        """``limit`` is the setting's name and ``subject`` says whose it is; ``message`` has the value and the bound."""
+        message = f"limits.{limit} of {subject}: {message}; try again in {retry_seconds:.3f} s"
+        super().__init__(grpc.StatusCode.RESOURCE_EXHAUSTED, message, retry_seconds)
+        self.subject = subject
+        self.limit = limit
 
 
 class NoWorkerError(CallError):
@@ -65,8 +77,8 @@ def status_of(error: BaseException, request_id: str) -> ErrorStatus:
         return ErrorStatus(code, message, (*metadata, (STATUS_DETAILS_KEY, _bad_request(error, message))), True)
     if isinstance(error, CallError):
         message = _cut(str(error))
-        if error.retry_seconds > 0:
-            metadata = (*metadata, (STATUS_DETAILS_KEY, _retry_info(error, message)))
+        if details := _call_error_details(error):
+            metadata = (*metadata, (STATUS_DETAILS_KEY, _details(error.code.value[0], message, *details)))
         return ErrorStatus(error.code, message, metadata, True)
     message = f"internal error; the gateway's log says more under request id {request_id}"
     return ErrorStatus(grpc.StatusCode.INTERNAL, message, metadata, False)
@@ -95,16 +107,24 @@ def _bad_request(error: FieldError, message: str) -> bytes:
     return _details(error.code, message, BadRequest(field_violations=[violation]))
 
 
-def _retry_info(error: CallError, message: str) -> bytes:
-    delay = Duration()
-    delay.FromMilliseconds(round(error.retry_seconds * 1e3))
-    return _details(error.code.value[0], message, RetryInfo(retry_delay=delay))
+def _call_error_details(error: CallError) -> list[Message]:
+    details: list[Message] = []
+    if isinstance(error, QuotaError):
+        violation = QuotaFailure.Violation(subject=error.subject, description=str(error))
+        details.append(QuotaFailure(violations=[violation]))
+    if error.retry_seconds > 0:
+        delay = Duration()
+        # Up, so that who comes back right then is not too early.
+        delay.FromMilliseconds(math.ceil(error.retry_seconds * 1e3))
+        details.append(RetryInfo(retry_delay=delay))
+    return details
 
 
-def _details(code: int, message: str, info: Message) -> bytes:
-    detail = Any()
-    detail.Pack(info)
-    return bytes(Status(code=code, message=message, details=[detail]).SerializeToString())
+def _details(code: int, message: str, *infos: Message) -> bytes:
+    details = [Any() for _ in infos]
+    for detail, info in zip(details, infos, strict=True):
+        detail.Pack(info)
+    return bytes(Status(code=code, message=message, details=details).SerializeToString())
 
 
 def _cut(message: str) -> str:

@@ -41,7 +41,9 @@ _TENANTS = f"""\
 
 A name is 1 to 64 of `a-z`, `0-9`, `-`, `_` and `.`; `other` is taken. Without any tenant there is one, `local`, who
 needs no key; the gateway then refuses to listen where other machines could reach it. Clients send the metadata
-`authorization: Bearer KEY`. There are no flags for tenants.
+`authorization: Bearer KEY`, or show a certificate; a tenant has api_keys, certificates or both (`docs/security.md`).
+`[tenants.NAME.limits]` has the keys of `[limits]`, each for the tenant alone; what it does not name is not limited
+there. There are no flags for tenants.
 """
 
 _ENVIRONMENT = f"""\

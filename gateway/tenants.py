@@ -1,9 +1,12 @@
-"""Tenants and the API keys that speak for them. Only digests of keys are kept: a read configuration opens nothing."""
+"""Tenants, and the keys and certificates that speak for them.
+
+Only digests of keys are kept: a configuration that is read opens nothing.
+"""
 
 import hashlib
 import hmac
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from prefixgate.config.settings import TenantSettings
 
@@ -42,3 +45,14 @@ class TenantKeys:
             if hmac.compare_digest(offered, digest):
                 found = name
         return found
+
+
+class TenantCertificates:
+    """Knows whose client certificate a certificate is, by the names that it holds."""
+
+    def __init__(self, tenants: Mapping[str, TenantSettings]) -> None:
+        self._owners = {name: tenant for tenant, settings in tenants.items() for name in settings.certificates}
+
+    def owners(self, names: Iterable[str]) -> frozenset[str]:
+        """Find the tenants of the names of one certificate, each with its kind, such as ``dns:a.example``."""
+        return frozenset(self._owners[name] for name in names if name in self._owners)

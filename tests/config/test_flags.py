@@ -41,11 +41,27 @@ def test_every_setting_can_be_given_as_a_flag() -> None:
     values = {
         "gateway.listen": "127.0.0.1:1",
         "gateway.http": "127.0.0.1:2",
-        "gateway.worker": "unix:/a",
+        "gateway.workers": "unix:/a",
         "gateway.default_max_tokens": "3",
-        "gateway.max_outputs": "4",
-        "gateway.max_prompt_bytes": "5KiB",
+        "limits.max_outputs": "4",
+        "limits.max_prompt_bytes": "5KiB",
         "gateway.drain_seconds": "6.5",
+        "gateway.tls_cert": "/c",
+        "gateway.tls_key": "/d",
+        "gateway.tls_client_ca": "/e",
+        "gateway.worker_ca": "/f",
+        "gateway.worker_client_cert": "/g",
+        "gateway.worker_client_key": "/h",
+        "limits.requests_per_minute": "13",
+        "limits.tokens_per_minute": "14",
+        "limits.max_concurrent_calls": "15",
+        "limits.max_prompt_tokens": "17",
+        "limits.max_output_tokens": "18",
+        "limits.max_stops": "3",
+        "limits.max_logit_biases": "0",
+        "worker.tls_cert": "/i",
+        "worker.tls_key": "/j",
+        "worker.tls_client_ca": "/k",
         "worker.listen": "unix:/b",
         "worker.http": "127.0.0.1:3",
         "worker.model": "-odd",
@@ -87,7 +103,7 @@ def test_only_the_settings_asked_for_are_taken() -> None:
 
 
 def test_overrides_become_the_same_overrides_again_but_for_secrets() -> None:
-    overrides = {"cache.poison": "false", "worker.model": "-odd --model", "cache.blocks": "4", "gateway.worker": ""}
+    overrides = {"cache.poison": "false", "worker.model": "-odd --model", "cache.blocks": "4", "gateway.workers": "unix:/a"}
     arguments = arguments_for({**overrides, "cache.hash_key": "ab" * 16}, ALL)
     assert overrides_from(parse(arguments)) == overrides
     assert arguments_for(overrides, ["cache"]) == ["--blocks=4", "--no-poison"]

@@ -33,7 +33,6 @@ WORD = Text("a word", r"[a-z]+", max_bytes=8)
         (Choice(("a", "b")), "b"),
         (WORD, "abc"),
         (AddressText(), "unix:/a"),
-        (AddressText(empty=True), ""),
     ],
 )
 def test_a_value_reads_as_itself_from_the_file_and_from_a_flag(kind: Kind, value: object) -> None:

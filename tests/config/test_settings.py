@@ -1,7 +1,9 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from prefixgate.config.limit_settings import NO_LIMITS, LimitSettings
 from prefixgate.config.settings import (
     SECTIONS,
     CacheSettings,
@@ -52,8 +54,9 @@ def test_the_file_is_read_and_a_flag_wins_over_it(write: Writer) -> None:
         f"""
         [gateway]
         listen = "0.0.0.0:8050"
-        max_prompt_bytes = "1MiB"
         drain_seconds = 5
+        [limits]
+        max_prompt_bytes = "1MiB"
         [worker]
         model = "witness"
         max_running = 8
@@ -68,7 +71,7 @@ def test_the_file_is_read_and_a_flag_wins_over_it(write: Writer) -> None:
     )
     settings = load_settings(path, {"worker.max_running": "4", "cache.poison": "false"})
     assert settings.gateway.listen == "0.0.0.0:8050"
-    assert settings.gateway.max_prompt_bytes == 1 << 20
+    assert settings.limits.max_prompt_bytes == 1 << 20
     assert settings.gateway.drain_seconds == 5.0
     assert (settings.worker.model, settings.worker.max_running) == ("witness", 4)
     assert settings.cache == CacheSettings(blocks=64, poison=False)
@@ -78,7 +81,7 @@ def test_the_file_is_read_and_a_flag_wins_over_it(write: Writer) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[cach]\nblocks = 4", ["cach:", "did you mean cache?", "gateway, worker, cache, tenants"]),
+        ("[cach]\nblocks = 4", ["cach:", "did you mean cache?", "gateway, worker, cache, limits, tenants"]),
         ("[cache]\nblock = 4", ["cache.block:", "did you mean cache.blocks?", "memory, blocks"]),
         ("blocks = 4", ["blocks:", "known here: gateway"]),
         ("cache = 4", ["cache: 4", "must be a table", "[cache]"]),
@@ -107,7 +110,7 @@ def test_a_wrong_key_or_value_is_refused_by_name(write: Writer, text: str, words
     [
         ("[tenants]\nblue = 1", ["tenants.blue: 1", "table"]),
         ("[tenants.blue]", ["tenants.blue.api_keys", "at least one"]),
-        ("[tenants.blue]\napi_keys = []", ["tenants.blue.api_keys: []"]),
+        ("[tenants.blue]\napi_keys = []", ["tenants.blue.api_keys: (not shown)", "at least one"]),
         ('[tenants.blue]\napi_keys = ["pg-plain"]', ["tenants.blue.api_keys", "sha256:"]),
         (f'[tenants.blue]\napi_key = ["{DIGEST}"]', ["tenants.blue.api_key:", "did you mean tenants.blue.api_keys?"]),
         (f'[tenants.other]\napi_keys = ["{DIGEST}"]', ["tenants.other", "taken"]),
@@ -116,6 +119,20 @@ def test_a_wrong_key_or_value_is_refused_by_name(write: Writer, text: str, words
         (
             f'[tenants.a]\napi_keys = ["{DIGEST}"]\n[tenants.b]\napi_keys = ["{DIGEST}"]',
             ["tenants.b.api_keys", "tenant a too"],
+        ),
+        (
+            '[tenants.a]\ncertificates = ["dns:x"]\n[tenants.b]\ncertificates = ["dns:x"]',
+            ["tenants.b.certificates: dns:x", "tenant a too"],
+        ),
+        ('[tenants.a]\ncertificates = ["x"]', ["tenants.a.certificates: ['x']", '"subject:", "dns:"']),
+        (f'[tenants.a]\napi_keys = ["{DIGEST}"]\nlimits = 4', ["tenants.a.limits: 4", "table"]),
+        (
+            f'[tenants.a]\napi_keys = ["{DIGEST}"]\n[tenants.a.limits]\nmax_stop = 4',
+            ["tenants.a.limits.max_stop:", "did you mean tenants.a.limits.max_stops?"],
+        ),
+        (
+            f'[tenants.a]\napi_keys = ["{DIGEST}"]\nlimits = {{ tokens_per_minute = 0 }}',
+            ["tenants.a.limits.tokens_per_minute: 0", "an integer from 1"],
         ),
     ],
 )
@@ -166,3 +183,48 @@ def test_a_tenants_part_of_the_pool_is_read(write: Writer) -> None:
 def test_a_cap_below_the_floor_is_refused_with_both(write: Writer) -> None:
     path = write(f'[tenants.acme]\napi_keys = ["{DIGEST}"]\nfloor_blocks = 10\ncap_blocks = 9\n')
     assert refusal(path) == "tenants.acme.cap_blocks: 9 is below floor_blocks (10)"
+
+
+def test_a_tenant_has_no_limits_but_those_that_it_names(write: Writer) -> None:
+    path = write(
+        f"""
+        [limits]
+        max_outputs = 4
+        [tenants.acme]
+        certificates = ["dns:acme.example", "subject:CN=acme,O=Example"]
+        [tenants.acme.limits]
+        requests_per_minute = 60
+        [tenants.zenith]
+        api_keys = ["{DIGEST}"]
+        """
+    )
+    settings = load_settings(path, {"limits.max_concurrent_calls": "7"})
+    assert settings.limits == LimitSettings(max_outputs=4, max_concurrent_calls=7)
+    assert settings.tenants["acme"].limits == replace(NO_LIMITS, requests_per_minute=60)
+    assert settings.tenants["acme"].certificates == ("dns:acme.example", "subject:CN=acme,O=Example")
+    assert settings.tenants["zenith"].limits == NO_LIMITS
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[gateway]\ntls_cert = "/c"', "gateway.tls_key: is not set, but gateway.tls_cert is; both belong together"),
+        ('[worker]\ntls_key = "/k"', "worker.tls_cert: is not set, but worker.tls_key is; both belong together"),
+        (
+            '[gateway]\ntls_client_ca = "/a"',
+            "gateway.tls_client_ca: needs gateway.tls_cert, without which there is no TLS",
+        ),
+        (
+            '[gateway]\nworker_client_cert = "/c"\nworker_client_key = "/k"',
+            "gateway.worker_client_cert: needs gateway.worker_ca, without which there is no TLS",
+        ),
+    ],
+)
+def test_tls_files_belong_together(write: Writer, text: str, message: str) -> None:
+    assert refusal(write(text)) == message
+
+
+def test_an_api_key_that_was_taken_for_its_digest_is_not_repeated(write: Writer) -> None:
+    message = refusal(write('[tenants.blue]\napi_keys = ["pg-the-key-itself"]'))
+    assert "tenants.blue.api_keys: (not shown)" in message
+    assert "pg-the" not in message
