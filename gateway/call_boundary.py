@@ -44,6 +44,9 @@ class CallBoundary:
             self._live.enter(call)
             yield call
         except asyncio.CancelledError as error:
+            if call.cut_off_by is not None and not context.cancelled():
+                code = call.cut_off_by.code
+                await _abort(call, context, status_of(call.cut_off_by, call.request_id), error)
             if is_being_cancelled():
                 code = grpc.StatusCode.CANCELLED
                 raise

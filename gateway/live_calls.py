@@ -4,10 +4,14 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
-from prefixgate.gateway.errors import DrainingError
+from prefixgate.gateway.errors import CallError, DrainingError
 
 logger = logging.getLogger(__name__)
+
+BUSY_SECONDS = 1.0
+"""When some call has waited so long for its first token, whoever comes now is to expect the same."""
 
 
 @dataclass(eq=False, slots=True)
@@ -19,6 +23,12 @@ class Call:
     request_id: str
     """The caller's own name for it, or ours. Shown and logged, never looked up by."""
     started_at: float = field(default_factory=time.monotonic)
+    awaits_token: bool = False
+    """Whether it wants tokens and has not got the first one yet."""
+    cut_off_by: CallError | None = None
+    """Why the gateway itself ended it, where it did."""
+    task: "asyncio.Task[Any] | None" = field(default_factory=asyncio.current_task)
+    """What runs it."""
 
     @property
     def age_seconds(self) -> float:
@@ -44,6 +54,16 @@ class LiveCalls:
         """Age of the oldest call; 0 without any. May be read from other threads."""
         return max((call.age_seconds for call in tuple(self._calls)), default=0.0)
 
+    @property
+    def num_waiting(self) -> int:
+        """Number of calls that wait for their first token. May be read from other threads."""
+        return sum(call.awaits_token for call in tuple(self._calls))
+
+    @property
+    def longest_wait_seconds(self) -> float:
+        """Age of the oldest of these; 0 without any. May be read from other threads."""
+        return max((call.age_seconds for call in tuple(self._calls) if call.awaits_token), default=0.0)
+
     def enter(self, call: Call) -> None:
         """Take a call in. Raises DrainingError."""
         if self._is_draining:
@@ -66,3 +86,11 @@ class LiveCalls:
             await asyncio.wait_for(self._empty.wait(), seconds)
         except TimeoutError:
             logger.warning("%d calls have not ended within %g seconds and are cut off", self.num_live, seconds)
+
+    def cut_off(self) -> None:
+        """End every call that is left, each with a status: its client hears that, and not of a connection reset."""
+        self._is_draining = True
+        for call in self._calls:
+            if call.task is not None:
+                call.cut_off_by = DrainingError()
+                call.task.cancel()

@@ -4,12 +4,13 @@ A fault in counting never reaches a call: it is counted itself. Labels come from
 the page grow.
 """
 
+import itertools
 import logging
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prefixgate.proto.exposition import Family, Histogram, Kind, Samples, Value
+from prefixgate.proto.metrics_page import MAX_TENANT_LABELS
 
 logger = logging.getLogger(__name__)
 
@@ -19,15 +20,21 @@ OTHER_TENANT = "other"
 _TIME_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Metric:
     """One line of the table."""
 
     name: str
-    kind: Literal["counter", "gauge", "histogram"]
+    kind: Kind
     help: str
     labels: tuple[str, ...] = ()
     unit: str = ""
+    tenant_at: int | None = field(init=False)
+    """Where ``tenant`` stands among the labels."""
+
+    def __post_init__(self) -> None:
+        # The way to set what is made of a frozen object's other fields.
+        object.__setattr__(self, "tenant_at", self.labels.index("tenant") if "tenant" in self.labels else None)
 
 
 CALLS_STARTED = Metric(
@@ -104,8 +111,29 @@ OLDEST_CALL = Metric(
     (),
     "seconds",
 )
+WAITING_CALLS = Metric(
+    "prefixgate_gateway_waiting_calls",
+    "gauge",
+    "Calls in progress that wait for their first token.",
+    (),
+    "calls",
+)
+LONGEST_WAIT = Metric(
+    "prefixgate_gateway_longest_wait_seconds",
+    "gauge",
+    "Age of the oldest of these; 0 without any. Above 1 the gateway calls itself busy.",
+    (),
+    "seconds",
+)
 WORKER_READY = Metric(
     "prefixgate_gateway_worker_ready", "gauge", "1 while the stream to the worker is open, else 0.", (), "flag"
+)
+RENDERED = Metric(
+    "prefixgate_gateway_rendered_timestamp_seconds",
+    "gauge",
+    "When this page was made, in seconds since 1970. It is served again until it is gateway.metrics_seconds old.",
+    (),
+    "seconds",
 )
 METRICS_ERRORS = Metric(
     "prefixgate_gateway_metrics_errors_total",
@@ -128,57 +156,82 @@ METRICS: tuple[Metric, ...] = (
     ENCODING,
     LIVE_CALLS,
     OLDEST_CALL,
+    WAITING_CALLS,
+    LONGEST_WAIT,
     WORKER_READY,
+    RENDERED,
     METRICS_ERRORS,
 )
 
 
-class GatewayMetrics:
-    """The metrics of one gateway, in a registry of its own."""
+Gauges = Mapping[Metric, Callable[[], "float | Samples"]]
+"""How to read the gauges: one value, or those of each series."""
 
-    def __init__(
-        self,
-        registry: CollectorRegistry,
-        tenants: Collection[str],
-        gauges: Mapping[Metric, Callable[[], float]],
-    ) -> None:
-        """``gauges`` reads each gauge's value when it is scraped, from another thread."""
-        self._tenants = frozenset(tenants)
-        self._counters: dict[Metric, Counter] = {}
-        self._histograms: dict[Metric, Histogram] = {}
-        for metric in METRICS:
-            if metric.kind == "counter":
-                self._counters[metric] = Counter(metric.name, metric.help, metric.labels, registry=registry)
-            elif metric.kind == "histogram":
-                self._histograms[metric] = Histogram(
-                    metric.name, metric.help, metric.labels, registry=registry, buckets=_TIME_BUCKETS
-                )
-            else:
-                Gauge(metric.name, metric.help, registry=registry).set_function(gauges[metric])
+
+class GatewayMetrics:
+    """The metrics of one gateway: counted on its event loop, read on other threads."""
+
+    def __init__(self, tenants: Iterable[str], gauges: Gauges) -> None:
+        """``gauges`` reads each gauge's value when a page is made, on another thread.
+
+        Tenants beyond the first ``MAX_TENANT_LABELS`` count as ``other``.
+        """
+        self._tenants = frozenset(itertools.islice(tenants, MAX_TENANT_LABELS))
+        self._gauges = gauges
+        self._values: dict[Metric, dict[tuple[str, ...], Value]] = {
+            # What has no labels is there from the beginning, as zero.
+            metric: {} if metric.labels else {(): _zero(metric)}
+            for metric in METRICS
+            if metric.kind != "gauge"
+        }
 
     def count(self, metric: Metric, *labels: str, amount: float = 1) -> None:
-        """Add to a counter. A tenant that is not configured counts as ``other``."""
+        """Add to a counter. A tenant without series of its own counts as ``other``."""
         try:
-            counter = self._counters[metric]
-            (counter.labels(*self._closed(metric, labels)) if labels else counter).inc(amount)
+            if amount < 0:
+                raise ValueError(f"a counter cannot fall by {-amount}")
+            values = self._values[metric]
+            labels = self._closed(metric, labels)
+            values[labels] = values.get(labels, 0) + amount  # type: ignore[operator]  # a counter's are numbers
         except Exception:
             self._count_error(metric)
 
     def observe(self, metric: Metric, *labels: str, seconds: float) -> None:
         """Add one duration to a histogram."""
         try:
-            histogram = self._histograms[metric]
-            (histogram.labels(*self._closed(metric, labels)) if labels else histogram).observe(seconds)
+            values = self._values[metric]
+            labels = self._closed(metric, labels)
+            histogram = values.get(labels)
+            if histogram is None:
+                histogram = values[labels] = _zero(metric)
+            histogram.observe(seconds)  # type: ignore[union-attr]  # a histogram's are histograms
         except Exception:
             self._count_error(metric)
 
+    def families(self) -> Iterator[Family]:
+        """Read all metrics, in the order of the table."""
+        for metric in METRICS:
+            if metric.kind == "gauge":
+                value = self._gauges[metric]()
+                samples: Samples = value if isinstance(value, Mapping) else {(): value}
+            else:
+                # The copy is made in one go, whatever is counted meanwhile.
+                samples = dict(self._values[metric])
+            yield Family(metric.name, metric.kind, metric.help, metric.labels, samples)
+
     def _closed(self, metric: Metric, labels: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(
-            OTHER_TENANT if name == "tenant" and value not in self._tenants else value
-            for name, value in zip(metric.labels, labels, strict=True)
-        )
+        if len(labels) != len(metric.labels):
+            raise ValueError(f"{metric.name} has the labels {metric.labels}, not {len(labels)}")
+        at = metric.tenant_at
+        if at is None or labels[at] in self._tenants:
+            return labels
+        return (*labels[:at], OTHER_TENANT, *labels[at + 1 :])
 
     def _count_error(self, metric: Metric) -> None:
         logger.exception("Counting %s failed", metric.name)
-        # Without labels and by 1: the one count that has nothing to fail on.
-        self._counters[METRICS_ERRORS].inc()
+        # By itself and by 1: the one count that has nothing to fail on.
+        self._values[METRICS_ERRORS][()] += 1  # type: ignore[operator]
+
+
+def _zero(metric: Metric) -> Value:
+    return Histogram(_TIME_BUCKETS) if metric.kind == "histogram" else 0

@@ -5,11 +5,11 @@ import logging
 import os
 import signal
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc.aio
-import prometheus_client
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
 
 from prefixgate.cache.hashing import BlockHasher
 from prefixgate.config.address import Address, parse_address
@@ -19,25 +19,33 @@ from prefixgate.gateway.auth import Authenticator
 from prefixgate.gateway.call_boundary import CallBoundary
 from prefixgate.gateway.call_guard import CallGuard
 from prefixgate.gateway.generation import Generator
-from prefixgate.gateway.http_server import HttpServer
-from prefixgate.gateway.live_calls import LiveCalls
-from prefixgate.gateway.metrics import LIVE_CALLS, OLDEST_CALL, WORKER_READY, GatewayMetrics
+from prefixgate.gateway.live_calls import BUSY_SECONDS, LiveCalls
+from prefixgate.gateway.metrics import (
+    LIVE_CALLS,
+    LONGEST_WAIT,
+    OLDEST_CALL,
+    RENDERED,
+    WAITING_CALLS,
+    WORKER_READY,
+    GatewayMetrics,
+)
 from prefixgate.gateway.prompt_encoder import PromptEncoder
 from prefixgate.gateway.service import GatewayService
 from prefixgate.gateway.tenants import LOCAL_TENANT
 from prefixgate.gateway.validation import Limits
 from prefixgate.gateway.worker_client import WorkerClient
 from prefixgate.proto import gateway_pb2, gateway_pb2_grpc
+from prefixgate.proto.health import Health
+from prefixgate.proto.http_server import Check, HttpServer
+from prefixgate.proto.metrics_page import MetricsPage
 from prefixgate.proto.transport import SERVER_OPTIONS
 
 logger = logging.getLogger(__name__)
 
 SERVICE_NAME: str = gateway_pb2.DESCRIPTOR.services_by_name["Gateway"].full_name
 
-_HEALTH_NAMES = ("", SERVICE_NAME)
 _LAST_WORDS_SECONDS = 1.0
-"""For statuses on their way when all calls have ended. Whoever still watches health is cut off then: a watch never
-ends by itself, and would use up all of the time to drain."""
+"""For statuses on their way when all calls have ended. Whoever does not read them is cut off then."""
 _MAX_ENCODING_THREADS = 4
 
 
@@ -52,20 +60,21 @@ class GatewayServer:
         authenticator = Authenticator(settings.tenants, local_allowed=listen.is_local)
         self._live = LiveCalls()
         self._is_draining = False
-        self._health = health.aio.HealthServicer()
+        self._health = Health(SERVICE_NAME)
         self._worker = WorkerClient(
             gateway.worker,
             hash_key_fingerprint=hash_key_fingerprint,
             gateway_name=f"{socket.gethostname()}:{os.getpid()}"[:128],
             on_change=self._set_health,
         )
-        registry = prometheus_client.CollectorRegistry()
         metrics = GatewayMetrics(
-            registry,
             settings.tenants or (LOCAL_TENANT,),
             {
                 LIVE_CALLS: lambda: self._live.num_live,
                 OLDEST_CALL: lambda: self._live.oldest_seconds,
+                WAITING_CALLS: lambda: self._live.num_waiting,
+                LONGEST_WAIT: lambda: self._live.longest_wait_seconds,
+                RENDERED: time.time,
                 WORKER_READY: lambda: self._worker.is_ready,
             },
         )
@@ -83,21 +92,22 @@ class GatewayServer:
         gateway_pb2_grpc.add_GatewayServicer_to_server(service, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self.address = _bind(self._server, listen)
+        page = MetricsPage(gateway.metrics_seconds)
+        page.show(metrics.families)
+        http = parse_address(gateway.http)
+        checks = {"/healthz": self._liveness, "/readyz": self._readiness, "/busyz": self._room}
         try:
-            self._http = HttpServer(parse_address(gateway.http), registry, lambda: self.is_ready)
+            self._http = HttpServer(http.host, http.port, page, checks)
         except OSError as error:
             raise SettingsError(f"gateway.http: cannot listen on {gateway.http}: {error.strerror}") from error
+        self.http_address = Address(host=http.host, port=self._http.port)
+        """Where metrics are served."""
         self._worker_task: asyncio.Task[None] | None = None
 
     @property
     def is_ready(self) -> bool:
         """Whether calls are served now. May be read from other threads."""
         return self._worker.is_ready and not self._is_draining
-
-    @property
-    def http_address(self) -> Address:
-        """Where metrics are served."""
-        return self._http.address
 
     async def start(self) -> None:
         """Serve from now on; health says SERVING once a worker is found."""
@@ -110,14 +120,17 @@ class GatewayServer:
     async def stop(self, drain_seconds: float) -> None:
         """Take no new calls, let live ones finish within ``drain_seconds``, and end everything. Only after ``start``.
 
-        When cancelled while it waits, what is left is cut off at once.
+        When cancelled while it waits, what is left is cut off at once, as it is when the time is over: each call with
+        a status.
         """
         self._is_draining = True
         try:
-            await self._health.enter_graceful_shutdown()
+            await self._health.drain()
             await self._live.drain(drain_seconds)
         finally:
-            await self._server.stop(0 if self._live.num_live else _LAST_WORDS_SECONDS)
+            self._health.close()
+            self._live.cut_off()
+            await self._server.stop(_LAST_WORDS_SECONDS)
             if self._worker_task is not None:
                 self._worker_task.cancel()
                 await asyncio.wait([self._worker_task])
@@ -125,9 +138,27 @@ class GatewayServer:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _set_health(self, is_serving: bool) -> None:
-        state = health_pb2.HealthCheckResponse.SERVING if is_serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        for name in _HEALTH_NAMES:
-            await self._health.set(name, state)
+        await self._health.tell(serving=is_serving)
+
+    # The three answers, each to a question of its own; asked on other threads.
+
+    def _liveness(self) -> Check:
+        """Whether to leave the process as it is, also while it has no worker, drains, or has much to do."""
+        return Check(True, "alive")
+
+    def _readiness(self) -> Check:
+        """Whether to send calls here."""
+        return Check(True, "ready") if self.is_ready else Check(False, "not ready: no worker, or shutting down")
+
+    def _room(self) -> Check:
+        """Whether a call can expect its first token soon."""
+        waiting, longest = self._live.num_waiting, self._live.longest_wait_seconds
+        busy = longest > BUSY_SECONDS
+        return Check(
+            not busy,
+            f"{'busy' if busy else 'not busy'}: {self._live.num_live} calls, of which {waiting} wait for their first "
+            f"token, the oldest for {longest:.1f} s",
+        )
 
 
 def _bind(server: grpc.aio.Server, listen: Address) -> Address:
@@ -144,8 +175,6 @@ def run(settings: Settings) -> int:
     Live calls then finish within ``gateway.drain_seconds``; a second signal ends them. Raises SettingsError.
     """
     fingerprint = BlockHasher(require_hash_key(settings.cache)).fingerprint
-    # The times at which counters began are no use to anybody, and double the page.
-    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     return asyncio.run(_run(settings, fingerprint))
 
 

@@ -1,19 +1,16 @@
 """Every metric of the worker in one table, and how a scrape reads it.
 
 A name that exists twice, once for us and once for dashboards and routers made for vLLM, is two readings of one number.
-Gauges are read from the engine when they are scraped. Labels come from closed sets, so no client can make the page
+Gauges are read from the engine when a page is made. Labels come from closed sets, so no client can make the page
 grow.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.metrics_core import Metric as Family
-from prometheus_client.registry import Collector
-
-from prefixgate.worker.observations import Histogram, Observations
+from prefixgate.proto.exposition import Family, Histogram, Kind, Samples, Value
+from prefixgate.worker.observations import OTHER_TENANT, Observations
 from prefixgate.worker.report import EngineReport, TenantBlocks
 
 
@@ -28,53 +25,39 @@ class Reading:
     tenants: Mapping[str, TenantBlocks]
 
 
-Value = float | Histogram
-Samples = Mapping[tuple[str, ...], Value]
-"""Values by label values, the latter in the order of the metric's labels."""
-
-
 @dataclass(frozen=True, slots=True)
 class Metric:
     """One line of the table."""
 
     name: str
-    kind: Literal["counter", "gauge", "histogram"]
+    kind: Kind
     help: str
     read: Callable[[Reading], Samples]
     labels: tuple[str, ...] = ()
 
     def family(self, reading: Reading) -> Family:
-        """Read the metric into what the exposition formats are written from."""
-        if self.kind == "histogram":
-            histogram = HistogramMetricFamily(self.name, self.help, labels=self.labels)
-            for values, value in self.read(reading).items():
-                assert isinstance(value, Histogram)
-                buckets, total = value.cumulative()
-                histogram.add_metric(values, buckets, total)
-            return histogram
-        family = (CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily)(
-            self.name, self.help, labels=self.labels
-        )
-        for values, value in self.read(reading).items():
-            assert not isinstance(value, Histogram)
-            family.add_metric(values, value)
-        return family
+        """Read the metric into what a page is written from."""
+        samples = self.read(reading)
+        if self.labels[:1] == ("tenant",):
+            samples = _folded(samples, reading.counts.shown_tenants)
+        return Family(self.name, self.kind, self.help, self.labels, samples)
 
 
-class WorkerCollector(Collector):
-    """Reads the table for a registry."""
+def families(reading: Reading) -> list[Family]:
+    """Read every metric, all from one reading."""
+    return [metric.family(reading) for metric in METRICS]
 
-    def __init__(self, read: Callable[[], Reading]) -> None:
-        self._read = read
 
-    def collect(self) -> Iterable[Family]:
-        """Read every metric, all from one reading."""
-        reading = self._read()
-        return [metric.family(reading) for metric in METRICS]
-
-    def describe(self) -> Iterable[Family]:
-        """Name nothing, so that registering does not read an engine that is not there yet."""
-        return ()
+def _folded(samples: Samples, shown: Collection[str]) -> Samples:
+    """Add what tenants without series of their own have to ``other``, so that the page keeps to its bound."""
+    folded: dict[tuple[str, ...], Value] = {}
+    for (tenant, *others), value in samples.items():
+        assert not isinstance(value, Histogram)
+        key = (tenant if tenant in shown else OTHER_TENANT, *others)
+        before = folded.get(key, 0)
+        assert not isinstance(before, Histogram)
+        folded[key] = before + value
+    return folded
 
 
 def _by_tenant(read: Callable[[Observations, str], float]) -> Callable[[Reading], Samples]:
@@ -283,6 +266,12 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         "Of these, checks that failed. Anything but 0 is a fault of the worker.",
         _one(lambda reading: reading.report.integrity_violations),
+    ),
+    Metric(
+        "prefixgate_worker_rendered_timestamp_seconds",
+        "gauge",
+        "When this page was made, in seconds since 1970. It is served again until it is worker.metrics_seconds old.",
+        _one(lambda reading: time.time()),
     ),
     Metric(
         "prefixgate_worker_metrics_errors_total",

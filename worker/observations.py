@@ -4,14 +4,15 @@ Plain numbers: they are written by the engine's thread between two tokens, where
 look-ups would cost more than the counting. What a scrape makes of them stands in ``metrics``.
 """
 
-import bisect
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from grpc import StatusCode
 
 from prefixgate.cache.admission import CacheMode
 from prefixgate.cache.matching import MissReason
+from prefixgate.proto.exposition import Histogram
+from prefixgate.proto.metrics_page import MAX_TENANT_LABELS
 from prefixgate.worker.request import End, Request
 
 OTHER_TENANT = "other"
@@ -46,33 +47,14 @@ GAP_BUCKETS = (
 )
 
 
-class Histogram:
-    """Observations counted in buckets. Written by one thread, read by any."""
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float, times: int = 1) -> None:
-        """Count a value, seen so many times, into the first bucket whose bound is not below it."""
-        self._counts[bisect.bisect_left(self._bounds, value)] += times
-        self._sum += value * times
-
-    def cumulative(self) -> tuple[list[tuple[str, float]], float]:
-        """Return (bound, observations up to it) pairs, the last bound infinite, and the sum of all values."""
-        counts, total, buckets = list(self._counts), 0, []
-        for bound, count in zip([*map(str, self._bounds), "+Inf"], counts, strict=True):
-            total += count
-            buckets.append((bound, float(total)))
-        return buckets, self._sum
-
-
 class Observations:
     """The numbers behind the metrics. Written by the engine's thread, but for refusals at the door."""
 
     def __init__(self, tenants: Iterable[str]) -> None:
-        self.tenants = frozenset(tenants)
+        in_order = list(tenants)
+        self.tenants = frozenset(in_order)
+        self.shown_tenants = frozenset(in_order[:MAX_TENANT_LABELS])
+        """Those with series of their own. All are counted apart, since each may ask for its own figures."""
         self.calls_received = 0
         self.calls_refused: Counter[str] = Counter()
         """By status; written by the threads that submit, so kept apart from those that the engine ended."""

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
-from prometheus_client import CollectorRegistry
 
 from prefixgate.cache.accounts import TenantShare
 from prefixgate.cache.adaptive import AdaptivePolicy
@@ -23,19 +22,21 @@ from prefixgate.cache.prefix_cache import PrefixCache
 from prefixgate.cache.prefix_index import PrefixIndex
 from prefixgate.config.address import Address, parse_address
 from prefixgate.config.settings import Settings, SettingsError
-from prefixgate.proto import worker_pb2_grpc
+from prefixgate.proto import worker_pb2, worker_pb2_grpc
+from prefixgate.proto.health import Health
+from prefixgate.proto.http_server import Check, HttpServer
+from prefixgate.proto.metrics_page import MetricsPage
 from prefixgate.proto.transport import SERVER_OPTIONS
 from prefixgate.worker.engine import Engine
 from prefixgate.worker.engine_thread import EngineThread
-from prefixgate.worker.health import Health
 from prefixgate.worker.limits import Limits
 from prefixgate.worker.loader import load_runner, poisons
-from prefixgate.worker.metrics import Reading, WorkerCollector
+from prefixgate.worker.metrics import Reading, families
 from prefixgate.worker.model_runner import ModelRunner
 from prefixgate.worker.observations import Observations
+from prefixgate.worker.report import EngineReport
 from prefixgate.worker.service import SHUTTING_DOWN, ServedModel, WorkerService
 from prefixgate.worker.socket_file import SocketFileError, claim_socket, private_files
-from prefixgate.worker.status_page import StatusPage
 from prefixgate.worker.wire import describe
 
 logger = logging.getLogger(__name__)
@@ -66,11 +67,12 @@ class WorkerServer:
             self._limits = Limits(worker.max_batch_tokens, worker.max_running, worker.max_waiting)
         except ValueError as error:
             raise SettingsError(f"worker.{error}") from error
-        self._registry = CollectorRegistry(auto_describe=False)
+        self._page = MetricsPage(worker.metrics_seconds)
         self._service = WorkerService()
-        self._health = Health()
+        self._health = Health(worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name)
         self._loop = asyncio.get_running_loop()
         self._engine: EngineThread | None = None
+        self._report: Callable[[], EngineReport] | None = None
         self._is_ready = False
         self.http_port = 0
         """The port of the metrics page, once it is listened on."""
@@ -86,7 +88,7 @@ class WorkerServer:
         """
         for number in _STOP_SIGNALS:
             self._loop.add_signal_handler(number, self.stop)
-        page = self._open_page()
+        http = self._open_http()
         try:
             server = await self._open_server()
             try:
@@ -95,7 +97,7 @@ class WorkerServer:
                 self._health.close()
                 await server.stop(_LAST_WORDS_SECONDS)
         finally:
-            page.close()
+            http.stop()
         return 1 if self._failed.is_set() else 0
 
     async def _work(self) -> None:
@@ -112,17 +114,35 @@ class WorkerServer:
             self._hurried.set()
         self._asked_to_stop.set()
 
-    def _open_page(self) -> StatusPage:
+    def _open_http(self) -> HttpServer:
         address = parse_address(self._settings.worker.http)
+        checks = {"/healthz": self._liveness, "/readyz": self._readiness, "/busyz": self._room}
         try:
-            page = StatusPage(
-                address, self._registry, live=lambda: not self._failed.is_set(), ready=lambda: self._is_ready
-            )
+            http = HttpServer(address.host, address.port, self._page, checks)
         except OSError as error:
             raise ListenError(f"worker.http: {address} cannot be listened on: {error.strerror}") from error
-        self.http_port = page.port
-        logger.info("Metrics on http://%s/metrics", Address(address.host, page.port))
-        return page
+        http.start()
+        self.http_port = http.port
+        logger.info("Metrics on http://%s/metrics", Address(address.host, http.port))
+        return http
+
+    # The three answers, each to a question of its own; asked on other threads.
+
+    def _liveness(self) -> Check:
+        """Whether to leave the process as it is: not to restart it because it loads, drains or has much to do."""
+        return Check(False, "dead: the engine failed") if self._failed.is_set() else Check(True, "alive")
+
+    def _readiness(self) -> Check:
+        """Whether to send calls here."""
+        return Check(True, "ready") if self._is_ready else Check(False, "not ready: loading or shutting down")
+
+    def _room(self) -> Check:
+        """Whether a call would begin at once."""
+        if self._report is None:
+            return Check(True, "not busy: nothing runs yet")
+        report = self._report()
+        running, waiting = report.running_calls, report.waiting_calls
+        return Check(not waiting, f"{'busy' if waiting else 'not busy'}: {running} calls run, {waiting} wait")
 
     async def _open_server(self) -> grpc.aio.Server:
         """Listen before the model is loaded, so that whoever waits for it can see that it comes."""
@@ -173,11 +193,12 @@ class WorkerServer:
             incarnation=secrets.token_hex(16),
         )
         self._engine = EngineThread(engine, self._engine_failed)
+        self._report = engine.report
         self._engine.start()
         self._service.serve(ServedModel(spec, description, engine, observations, self._limits.max_running))
-        self._registry.register(
-            WorkerCollector(
-                lambda: Reading(observations, engine.report(), spec.name, cache.block_size, engine.tenant_blocks())
+        self._page.show(
+            lambda: families(
+                Reading(observations, engine.report(), spec.name, cache.block_size, engine.tenant_blocks())
             )
         )
         await self._health.tell(serving=True)
@@ -204,7 +225,7 @@ class WorkerServer:
         assert self._engine is not None
         self._is_ready = False
         self._service.drain()
-        await self._health.enter_graceful_shutdown()
+        await self._health.drain()
         seconds = self._settings.worker.drain_seconds
         if not self._failed.is_set():
             logger.info("Draining for at most %g seconds", seconds)

@@ -108,7 +108,8 @@ async def gateway(
     worker_address: str, *, tenant_settings: Mapping[str, TenantSettings] | None = None, **settings: Any
 ) -> AsyncIterator[GatewayServer]:
     """Run a gateway on free loopback ports."""
-    values = {"listen": "127.0.0.1:0", "http": "127.0.0.1:0", "worker": worker_address} | settings
+    fresh = {"listen": "127.0.0.1:0", "http": "127.0.0.1:0", "metrics_seconds": 0.0}
+    values = {**fresh, "worker": worker_address, **settings}
     server = GatewayServer(
         Settings(gateway=GatewaySettings(**values), tenants=tenant_settings or {}), hash_key_fingerprint=FINGERPRINT
     )

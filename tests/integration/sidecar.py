@@ -37,9 +37,10 @@ def credential(tenant: str) -> tuple[tuple[str, str | bytes], ...]:
 
 
 def write_settings(folder: Path) -> Path:
-    """Write the configuration file that names the tenants."""
+    """Write the configuration file that names the tenants, and has a page of metrics made for each scrape."""
     path = folder / "settings.toml"
     tables = [f'[tenants.{name}]\napi_keys = ["{digest_api_key(key.encode())}"]\n' for name, key in KEYS.items()]
+    tables += [f"[{process}]\nmetrics_seconds = 0\n" for process in ("gateway", "worker")]
     path.write_text("\n".join(tables))
     return path
 
