@@ -21,11 +21,11 @@ class LimitError(FieldError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one call; None where there is none."""
+    """Bounds of one call; None where there is none. The defaults are the settings'."""
 
-    default_max_tokens: int
-    max_outputs: int
-    max_prompt_bytes: int
+    default_max_tokens: int = 256
+    max_outputs: int = 16
+    max_prompt_bytes: int = 4 << 20
     max_prompt_tokens: int | None = None
     max_output_tokens: int | None = None
     max_stops: int = MAX_STOPS

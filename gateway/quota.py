@@ -8,8 +8,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+import grpc
+
 from prefixgate.config.limit_settings import NO_LIMITS, LimitSettings
-from prefixgate.gateway.errors import QuotaError
+from prefixgate.gateway.call_limits import Limits, limits_of
+from prefixgate.gateway.errors import CallError, QuotaError
 from prefixgate.gateway.token_bucket import TokenBucket
 
 _CONCURRENCY_RETRY_SECONDS = 1.0
@@ -94,20 +97,29 @@ class _Taken(NamedTuple):
 class Charge:
     """What one call uses of its accounts."""
 
-    def __init__(self, accounts: Iterable[Account] = ()) -> None:
+    def __init__(self, accounts: Iterable[Account] = (), limits: Limits = Limits()) -> None:  # noqa: B008  # immutable
         """Made by ``Quotas.enter``; without accounts, of a call that is charged nowhere."""
+        self.limits = limits
+        """What the call itself may ask for."""
         self._accounts = tuple(accounts)
         self._taken: list[_Taken] = []
         self._prompt_tokens = 0
         self._delivered = 0
         self._settled: int | None = None
+        self._is_reserved = False
         self._is_open = True
 
     def reserve(self, prompt_tokens: int, output_tokens: int) -> None:
-        """Take what the call can use at most. Raises QuotaError, and has taken nothing then."""
+        """Take what the call can use at most. Raises QuotaError, and has taken nothing then.
+
+        Once: a call that is tried again on another worker uses nothing more.
+        """
+        if self._is_reserved:
+            return
         amount = prompt_tokens + output_tokens
         for account in self._accounts:
             account.check_tokens(amount)
+        self._is_reserved = True
         self._prompt_tokens = prompt_tokens
         for account in self._accounts:
             if account.tokens is not None:
@@ -147,17 +159,25 @@ class Quotas:
     """The accounts of all tenants, and the one that they share."""
 
     def __init__(
-        self, shared: LimitSettings, tenants: Mapping[str, LimitSettings], *, clock: Clock = time.monotonic
+        self,
+        shared: LimitSettings,
+        tenants: Mapping[str, LimitSettings],
+        *,
+        default_max_tokens: int,
+        clock: Clock = time.monotonic,
     ) -> None:
         """``tenants`` has an entry for everyone who can call."""
+        self._default_max_tokens = default_max_tokens
         self._clock = clock
         self._shared = Account("all tenants", shared, clock)
         self._tenants: dict[str, Account] = {}
+        self._limits: dict[str, Limits] = {}
         self.change(shared, tenants)
 
     def change(self, shared: LimitSettings, tenants: Mapping[str, LimitSettings]) -> None:
         """Set other limits, and other tenants. Calls in progress go on with what they took."""
         self._shared.change(shared)
+        self._limits = {name: limits_of(self._default_max_tokens, shared, own) for name, own in tenants.items()}
         for name in self._tenants.keys() - tenants.keys():
             del self._tenants[name]
         for name, limits in tenants.items():
@@ -168,10 +188,13 @@ class Quotas:
 
     def enter(self, tenant: str) -> Charge:
         """Take a call in; close what is returned. Raises QuotaError, and has counted nothing then."""
+        if tenant not in self._tenants:
+            # Taken out of the configuration while the request was on its way.
+            raise CallError(grpc.StatusCode.UNAUTHENTICATED, "the credential is not known any more")
         # The tenant's own first: what others use is told only to who could have called.
         accounts = (self._tenants[tenant], self._shared)
         for account in accounts:
             account.check_call()
         for account in accounts:
             account.enter()
-        return Charge(accounts)
+        return Charge(accounts, self._limits[tenant])

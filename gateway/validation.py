@@ -1,9 +1,10 @@
 """What a request must keep to before anything is done for it: the table of fields, and what is the gateway's alone."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 
+from prefixgate.gateway.call_limits import Limits, check_limits, check_output_tokens, check_prompt_tokens
 from prefixgate.gateway.errors import CallError
 from prefixgate.proto import gateway_pb2, generation_pb2, worker_pb2
 from prefixgate.proto.checks import check_lengths, check_prompt_length
@@ -11,19 +12,12 @@ from prefixgate.proto.field_table import GENERATE, TABLE
 from prefixgate.proto.fields import Bound, Bounds, invalid, shown
 
 
-class Limits(NamedTuple):
-    """Bounds that the operator sets."""
-
-    default_max_tokens: int
-    max_outputs: int
-    max_prompt_bytes: int
-
-
 def check_request(request: Any, model: worker_pb2.ModelDescription, limits: Limits) -> None:
     """Check a request of any method: all that can be said before the prompt's tokens are known.
 
     Raises FieldError, and CallError with NOT_FOUND for a model that is not served.
     """
+    check_limits(request, limits)
     TABLE[request.DESCRIPTOR.name].check("", request, _bounds(model, limits))
     # Requests that can name a model all call it so.
     name = getattr(request, "model", "")
@@ -55,14 +49,25 @@ def complete_sampling(
     request: gateway_pb2.GenerateRequest, prompt_tokens: int, model: worker_pb2.ModelDescription, limits: Limits
 ) -> generation_pb2.SamplingParams:
     """Check what depends on the prompt's length, and return the sampling parameters with ``max_tokens`` set."""
-    check_prompt_length(request.WhichOneof("input") or "input", prompt_tokens, _max_prompt_tokens(model))
+    field, outputs = request.WhichOneof("input") or "input", num_outputs(request)
+    check_prompt_length(field, prompt_tokens, _max_prompt_tokens(model))
+    check_prompt_tokens(field, prompt_tokens, limits)
     sampling = generation_pb2.SamplingParams()
     sampling.CopyFrom(request.sampling)
     if not sampling.HasField("max_tokens"):
-        sampling.max_tokens = min(limits.default_max_tokens, model.context_length - prompt_tokens)
-    check_lengths(sampling, prompt_tokens, num_outputs(request), model.context_length)
-    _check_cost(prompt_tokens, num_outputs(request), sampling.max_tokens, model.max_call_tokens)
+        sampling.max_tokens = _default_max_tokens(outputs, model.context_length - prompt_tokens, limits)
+    check_lengths(sampling, prompt_tokens, outputs, model.context_length)
+    check_output_tokens(outputs, sampling.max_tokens, limits)
+    _check_cost(prompt_tokens, outputs, sampling.max_tokens, model.max_call_tokens)
     return sampling
+
+
+def _default_max_tokens(outputs: int, room: int, limits: Limits) -> int:
+    most = min(limits.default_max_tokens, room)
+    if limits.max_output_tokens is None:
+        return most
+    # One at least: more outputs than tokens are allowed are refused by that limit's name.
+    return max(1, min(most, limits.max_output_tokens // outputs))
 
 
 def num_outputs(request: gateway_pb2.GenerateRequest) -> int:
