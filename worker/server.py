@@ -35,6 +35,7 @@ from prefixgate.worker.metrics import Reading, families
 from prefixgate.worker.model_runner import ModelRunner
 from prefixgate.worker.observations import Observations
 from prefixgate.worker.report import EngineReport
+from prefixgate.worker.readable import ReadableRequests
 from prefixgate.worker.service import SHUTTING_DOWN, ServedModel, WorkerService
 from prefixgate.worker.socket_file import SocketFileError, claim_socket, private_files
 from prefixgate.worker.wire import describe
@@ -146,7 +147,7 @@ class WorkerServer:
 
     async def _open_server(self) -> grpc.aio.Server:
         """Listen before the model is loaded, so that whoever waits for it can see that it comes."""
-        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server = grpc.aio.server(interceptors=[ReadableRequests()], options=SERVER_OPTIONS)
         await self._health.tell(serving=False)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         worker_pb2_grpc.add_WorkerServicer_to_server(self._service, server)

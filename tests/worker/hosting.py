@@ -13,6 +13,7 @@ from grpc import StatusCode
 from prefixgate.proto import generation_pb2, worker_pb2, worker_pb2_grpc
 from prefixgate.proto.transport import CHANNEL_OPTIONS, PROTOCOL_VERSION, SERVER_OPTIONS
 from prefixgate.worker.engine_thread import EngineThread
+from prefixgate.worker.readable import ReadableRequests
 from prefixgate.worker.request import End
 from prefixgate.worker.service import ServedModel, WorkerService
 from prefixgate.worker.wire import describe
@@ -141,7 +142,7 @@ async def hosted(driver: Driver | None = None, *, serve: bool = True, threaded: 
     )
     model = ServedModel(driver.runner.spec, description, driver.engine, driver.observations, driver.limits.max_running)
     thread = EngineThread(driver.engine, lambda: None)
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server = grpc.aio.server(interceptors=[ReadableRequests()], options=SERVER_OPTIONS)
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
     with tempfile.TemporaryDirectory(prefix="pg-") as directory:
         address = f"unix:{directory}/worker.sock"
