@@ -35,9 +35,9 @@ class Scheduler:
         """In order of admission."""
         self.fair = FairShare(weights)
         self._cache = cache
-        self._shares = Shares(cache, self.fair, self.running, limits.max_running)
-        self._admissions = Admissions(cache, limits, self.waiting, self.running, self.fair, self._shares, self._preempt)
         self._calls: OrderedDict[Request, None] = OrderedDict()
+        self._shares = Shares(cache, self.fair, self._calls, self.running, limits.max_running)
+        self._admissions = Admissions(cache, limits, self.waiting, self.running, self.fair, self._shares, self._preempt)
         self._arrivals = itertools.count()
 
     @property

@@ -1,6 +1,7 @@
 """What each tenant may hold of the pool and of the batch while others want some too, and who gives way."""
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Mapping
 
 from grpc import StatusCode
 
@@ -17,13 +18,22 @@ class Shares:
     tenants says. The parts come to no more than there is: where one tenant has less than its part and the pool is
     short, another has more than its own, and that one gives way.
 
-    The running call that is first in (priority, arrival) never does, so that whatever happens one call gets to its end.
+    One running call never does, so that whatever happens one call gets to its end: that of the tenant which has waited
+    longest for an end, first in (priority, arrival). A priority says nothing about the calls of other tenants.
     """
 
-    def __init__(self, cache: PrefixCache, fair: FairShare, running: Collection[Request], max_running: int) -> None:
-        """``running`` is the scheduler's own, looked at when asked."""
+    def __init__(
+        self,
+        cache: PrefixCache,
+        fair: FairShare,
+        calls: Collection[Request],
+        running: Collection[Request],
+        max_running: int,
+    ) -> None:
+        """``calls`` are the live ones in order of arrival, ``running`` those of them; both looked at when asked."""
         self._cache = cache
         self._fair = fair
+        self._calls = calls
         self._running = running
         self._max_running = max_running
 
@@ -72,8 +82,9 @@ class Shares:
 
         It is another tenant's that has more than its part, of blocks or else of sequences, and was served no less.
         """
-        exceeds = self._exceeds_blocks if for_blocks else self._exceeds_sequences
-        return self._last_of({tenant for tenant in self._served_no_less(asker) if exceeds(tenant)})
+        load = self._load_of_blocks if for_blocks else self._load_of_sequences
+        loads = {tenant: load(tenant) for tenant in self._served_no_less(asker)}
+        return self._last_of({tenant: load for tenant, load in loads.items() if load > 1})
 
     def gives_way(self, asker: Request) -> Request | None:
         """The running call that is preempted so that a running one can go on: the asker itself where it comes to that.
@@ -81,15 +92,16 @@ class Shares:
         None where the first call runs out and nobody has anything for it, which admission rules out.
         """
         tenant = asker.scope.tenant
+        loads = {name: self._load_of_blocks(name, more=int(name == tenant)) for name in self._tenants()}
         if self.is_at_cap(tenant, 1):
-            tenants = {tenant}
+            victim = self._last_of({tenant: 1.0})
         else:
-            tenants = {name for name in self._tenants() if self._exceeds_blocks(name, more=int(name == tenant))}
-        victim = self._last_of(tenants)
+            victim = self._last_of({name: load for name, load in loads.items() if load > 1})
         if victim is None and asker is not self._first():
             return asker
         if victim is None:
-            victim = self._last_of({name for name in self._tenants() if name == tenant or self._exceeds_floor(name)})
+            yielding = {name: load for name, load in loads.items() if name == tenant or self._exceeds_floor(name)}
+            victim = self._last_of(yielding)
         return victim
 
     def _tenants(self) -> set[str]:
@@ -102,19 +114,34 @@ class Shares:
         return {name for name in self._tenants() if name != tenant and self._fair.clock(name) >= mine}
 
     def _first(self) -> Request | None:
-        return min(self._running, key=_rank, default=None)
+        """The running call that never gives way.
 
-    def _last_of(self, tenants: Collection[str]) -> Request | None:
-        """The last running call of these tenants in (priority, arrival), which is never the first of all."""
+        Its tenant is that of the oldest live call, running or not, or else of the next oldest: preempting changes
+        nothing about that, so that two calls cannot take this place from each other in turns.
+        """
+        tenants = self._tenants()
+        tenant = next((call.scope.tenant for call in self._calls if call.scope.tenant in tenants), None)
+        return min((call for call in self._running if call.scope.tenant == tenant), key=_rank, default=None)
+
+    def _last_of(self, loads: Mapping[str, float]) -> Request | None:
+        """The last running call in (priority, arrival) of the tenant with the largest of these loads.
+
+        It is never the first of all, and a tenant with no other is passed over.
+        """
         first = self._first()
-        calls = (request for request in self._running if request.scope.tenant in tenants and request is not first)
-        return max(calls, key=_rank, default=None)
+        last: dict[str, Request] = {}
+        for call in self._running:
+            tenant = call.scope.tenant
+            if tenant in loads and call is not first and (tenant not in last or call.rank > last[tenant].rank):
+                last[tenant] = call
+        return last[max(last, key=lambda tenant: (loads[tenant], last[tenant].rank[1]))] if last else None
 
-    def _exceeds_blocks(self, tenant: str, *, more: int = 0) -> bool:
-        return _had(self._account(tenant)) + more > self._blocks(tenant)
+    def _load_of_blocks(self, tenant: str, *, more: int = 0) -> float:
+        """What a tenant has of blocks, over its part of them."""
+        return _over(_had(self._account(tenant)) + more, self._blocks(tenant))
 
-    def _exceeds_sequences(self, tenant: str) -> bool:
-        return self._used(tenant) > self._sequences(tenant)
+    def _load_of_sequences(self, tenant: str) -> float:
+        return _over(self._used(tenant), self._sequences(tenant))
 
     def _exceeds_floor(self, tenant: str) -> bool:
         # Promises count: room is kept for them too, also where what is held stays within the floor.
@@ -128,7 +155,9 @@ class Shares:
         return self._cache.accounts.portion(tenant, self._fair.part(tenant))
 
     def _sequences(self, tenant: str) -> int:
-        return max(1, int(self._max_running * self._fair.part(tenant)))
+        # One for each first, so that they come to no more than there are while there are enough for one each.
+        spare = max(0, self._max_running - self._fair.num_active)
+        return 1 + int(spare * self._fair.part(tenant))
 
     def _account(self, tenant: str) -> Account:
         return self._cache.accounts.view(tenant)
@@ -137,6 +166,12 @@ class Shares:
 def _had(account: Account) -> int:
     """Blocks that the tenant's live calls hold or were promised."""
     return account.active + account.promised
+
+
+def _over(has: int, part: int) -> float:
+    if part:
+        return has / part
+    return math.inf if has else 0.0
 
 
 def _rank(request: Request) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """Tenants share by work done; a flood of one delays another's call by no more than the bound that the docs state."""
 
 import math
+import random
 
 import pytest
 
@@ -39,15 +40,22 @@ class TestFlood:
         self, short_of: str, prompts: int, prompt_tokens: int
     ) -> None:
         driver = Driver(
-            num_blocks={"blocks": 60, "sequences": 1000, "tokens": 1000}[short_of],
+            num_blocks={"blocks": 54, "sequences": 1000, "tokens": 1000}[short_of],
             max_running={"blocks": 32, "sequences": 6, "tokens": 40}[short_of],
             max_batch_tokens=64,
             max_waiting=2000,
         )
         for number in range(1000):
             driver.submit(words(prompts, number % 90), 60)
-        for _ in range(30):
+        is_short = {
+            "blocks": lambda: driver.cache.room("bolt") < 2,
+            "sequences": lambda: driver.engine.report().running_sequences == 6,
+            "tokens": lambda: driver.runner.tokens_per_step[-1] == 64,
+        }[short_of]
+        driver.engine.step()
+        while not is_short():
             driver.engine.step()
+        assert driver.engine.report().waiting_calls > 900
         call = driver.submit(words(prompt_tokens, 5), 60, tenant="bolt")
         steps = steps_to_first_token(driver, call)
         assert steps <= bound(driver, prompt_tokens, part=1 / 2, tenants=2)
@@ -135,6 +143,73 @@ def test_a_tenants_priorities_are_its_own_affair() -> None:
     for _ in range(100):
         driver.engine.step()
     assert generated(driver, "bolt") == pytest.approx(generated(driver, "acme"), rel=0.15)
+
+
+@pytest.mark.parametrize("shift", [-100, 100])
+def test_a_tenant_that_raises_all_its_priorities_changes_nothing(shift: int) -> None:
+    def history(shifts: dict[str, int]) -> list[list[int]]:
+        """Tokens and preemptions of each call after every step, while all want more than there is."""
+        driver, draw = Driver(num_blocks=36, max_running=10, max_batch_tokens=64), random.Random(3)
+        calls, seen = [], []
+        for _ in range(150):
+            if draw.random() < 0.4:
+                tenant, priority = draw.choice(["acme", "acme", "bolt", "coda"]), draw.randrange(3)
+                calls.append(
+                    driver.submit(
+                        words(draw.randrange(1, 100), draw.randrange(90)),
+                        draw.randrange(1, 80),
+                        tenant=tenant,
+                        priority=priority + shifts.get(tenant, 0),
+                    )
+                )
+            driver.step()
+            seen.append([call.usage.completion_tokens - 1000 * call.request.preemptions for call in calls])
+        assert sum(call.request.preemptions for call in calls) > 10
+        return seen
+
+    assert history({"acme": shift}) == history({"bolt": shift}) == history({})
+
+
+@pytest.mark.parametrize("priority", [-100, 100])
+def test_a_priority_does_not_take_the_oldest_calls_place(priority: int) -> None:
+    driver = Driver(num_blocks=24)
+    oldest = driver.submit(words(200), 100, tenant="bolt")  # more than half of the pool
+    driver.step()
+    others = [driver.submit(words(40, seed), 60, tenant="acme", priority=priority) for seed in range(1, 6)]
+    driver.run()
+    assert oldest.request.preemptions == 0
+    assert sum(call.request.preemptions for call in others) > 0
+
+
+def test_the_tenant_furthest_above_its_part_gives_way_first() -> None:
+    driver = Driver(num_blocks=60, max_running=20, max_batch_tokens=512)
+    driver.submit(words(10), 300, tenant="coda")  # below its part, so that others can be above theirs
+    calls = {
+        tenant: [
+            driver.submit(words(60, seed + number), 30, tenant=tenant, priority=priority) for number in range(count)
+        ]
+        for tenant, count, seed, priority in (("acme", 6, 10, 5), ("bolt", 5, 40, -5))
+    }
+    driver.step()
+    call = driver.submit(words(30, 80), 30, tenant="coda")
+    while not driver.observations.preemptions:
+        driver.step()
+    assert call.request.state is RequestState.RUNNING
+    assert [one.request.preemptions for one in calls["bolt"]] == [0] * 5
+    assert [one.request.preemptions for one in calls["acme"]] == [0] * 5 + [1]
+
+
+def test_there_is_a_sequence_for_each_tenant_while_there_are_as_many() -> None:
+    driver = Driver(num_blocks=120, max_running=6, max_batch_tokens=64, weights={"acme": 50.0})
+    for seed in range(20):
+        driver.submit(words(20, seed), 60, tenant="acme")
+    for _ in range(10):
+        driver.step()
+    assert driver.engine.report().running_sequences == 6
+    calls = [driver.submit(words(10, seed), 60, tenant=f"t{seed}") for seed in range(5)]
+    driver.step()
+    assert [call.request.state for call in calls] == [RequestState.RUNNING] * 5
+    assert driver.engine.report().running_sequences == 6
 
 
 def test_a_large_call_gets_its_room_though_small_ones_of_another_tenant_keep_coming() -> None:
