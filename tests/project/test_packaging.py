@@ -6,7 +6,7 @@ from packaging.utils import NormalizedName, canonicalize_name
 from packaging.version import Version
 
 from prefixgate.config.version import VERSION
-from tests.project.tree import PACKAGES, ROOT, project_settings, tracked_files
+from tests.project.tree import PACKAGES, ROOT, SUBPACKAGES, project_settings, tracked_files
 
 
 def requirements() -> list[Requirement]:
@@ -26,7 +26,8 @@ def test_every_package_directory_is_packaged_typed_and_seen_by_the_type_checker(
     assert with_init == set(PACKAGES)
     tools = project_settings()["tool"]
     named = {f"prefixgate.{name}" for name in PACKAGES}
-    assert set(tools["setuptools"]["packages"]) == named
+    below = {f"prefixgate.{name.replace('/', '.')}" for name in SUBPACKAGES}
+    assert set(tools["setuptools"]["packages"]) == named | below
     assert tools["setuptools"]["package-dir"] == {f"prefixgate.{name}": name for name in PACKAGES}
     assert set(tools["importlinter"]["root_packages"]) == named
     links = {path.name: path.resolve() for path in (ROOT / ".typing" / "prefixgate").iterdir()}
@@ -38,9 +39,10 @@ def test_init_files_are_empty() -> None:
     assert [name for name in PACKAGES if (ROOT / name / "__init__.py").read_text()] == []
 
 
-def test_subfolders_of_packages_hold_no_modules() -> None:
+def test_subfolders_that_are_not_packages_hold_no_modules() -> None:
     # They would be in no wheel: packages are listed one by one.
-    assert [path for name in PACKAGES for path in (ROOT / name).glob("*/**/*.py")] == []
+    deep = [path for name in PACKAGES for path in (ROOT / name).glob("*/**/*.py")]
+    assert {str(path.parent.relative_to(ROOT)) for path in deep} == set(SUBPACKAGES)
 
 
 def test_files_beside_the_modules_are_packaged() -> None:

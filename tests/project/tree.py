@@ -7,6 +7,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("cache", "config", "gateway", "proto", "worker")
+SUBPACKAGES = ("gateway/client",)
+"""Folders of modules inside a package; `gateway/client` has a public face, its `__init__`."""
 
 
 def project_settings() -> dict[str, Any]:
