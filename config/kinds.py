@@ -202,12 +202,10 @@ class AddressText:
 class WorkerAddresses:
     """Where workers are: addresses, and names whose addresses are looked up again and again. None twice."""
 
-    allowed: str = (
-        "a list of at least one, each HOST:PORT, unix:/PATH, or dns:NAME:PORT for every address of a name, none twice"
-    )
+    allowed: str = "a list, each HOST:PORT, unix:/PATH, or dns:NAME:PORT for every address of a name, none twice"
 
     def read(self, value: object) -> tuple[str, ...]:
-        if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
+        if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
             raise NotAllowedError
         try:
             addresses = {parse_worker_address(item) for item in value}
@@ -218,7 +216,7 @@ class WorkerAddresses:
         return tuple(value)
 
     def read_text(self, text: str) -> tuple[str, ...]:
-        return self.read(text.split(","))
+        return self.read(text.split(",") if text else [])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,6 @@
 """Who could take a call, and who was chosen: what the fleet and its router tell each other."""
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
-
-from prefixgate.cache.hashing import CacheScope
+from typing import NamedTuple
 
 
 class Load(NamedTuple):
@@ -35,30 +32,3 @@ class Choice(NamedTuple):
     """Tokens of the prompt that are expected in its cache."""
     reusable_tokens: int = 0
     """The most that are expected in any worker's cache, of those that cannot be chosen too. Never fewer."""
-
-
-class Router(Protocol):
-    """Chooses a worker for each call. Lives on the event loop; a decision takes microseconds, as none may wait."""
-
-    def choose(self, scope: CacheScope, token_ids: Sequence[int], candidates: Sequence[Candidate]) -> Choice:
-        """Choose one of at least one candidates for a prompt."""
-
-
-class LeastLoaded:
-    """Chooses whoever has least to do; of equals, the one that was chosen longest ago."""
-
-    def __init__(self) -> None:
-        self._turns = 0
-        self._chosen: dict[str, int] = {}
-
-    def choose(self, scope: CacheScope, token_ids: Sequence[int], candidates: Sequence[Candidate]) -> Choice:
-        self._turns += 1
-        known = {candidate.worker: self._chosen.get(candidate.worker, 0) for candidate in candidates}
-        choice = min(candidates, key=lambda candidate: (*_effort(candidate.load), known[candidate.worker]))
-        # Of those who are gone nothing is kept.
-        self._chosen = {**known, choice.worker: self._turns}
-        return Choice(choice.worker)
-
-
-def _effort(load: Load) -> tuple[int, int]:
-    return load.pending_tokens, max(load.calls, load.running + load.waiting)

@@ -101,8 +101,8 @@ def _worker(args: argparse.Namespace) -> int:
 
 def _gateway(args: argparse.Namespace) -> int:
     settings = settings_from(args)
-    if not settings.gateway.worker:
-        raise SettingsError("gateway.worker is not set; it must be the worker's address, HOST:PORT or unix:/PATH")
+    if not settings.gateway.workers:
+        raise SettingsError("gateway.workers is not set; it must name the workers, each HOST:PORT or unix:/PATH")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # Here, since no other command needs what it loads.
     from prefixgate.gateway.server import run

@@ -1,35 +1,45 @@
 """One generation: from a checked request, over the worker, to deltas of text and one end."""
 
-import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+import logging
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 
 import grpc
 
-from prefixgate.gateway import metrics as table
-from prefixgate.gateway.errors import CallError, worker_error
+from prefixgate.gateway.attempt import Attempt
+from prefixgate.gateway.errors import CallError, is_being_cancelled
+from prefixgate.gateway.fleet import Fleet
 from prefixgate.gateway.live_calls import Call
+from prefixgate.gateway.member import Placement
 from prefixgate.gateway.metrics import GatewayMetrics
-from prefixgate.gateway.output_text import OutputText
 from prefixgate.gateway.prompt_encoder import PromptEncoder
-from prefixgate.gateway.stop import StopStrings
+from prefixgate.gateway.served_model import ServedModel
 from prefixgate.gateway.validation import Limits, check_request, complete_sampling, num_outputs
-from prefixgate.gateway.worker_call import WorkerCall
-from prefixgate.gateway.worker_client import Connection
 from prefixgate.proto import gateway_pb2, generation_pb2, worker_pb2
+
+logger = logging.getLogger(__name__)
+
+MAX_ATTEMPTS = 2
+"""Workers that one call is sent to at most."""
+_KEEPING = (generation_pb2.CACHE_MODE_UNSPECIFIED, generation_pb2.CACHE_MODE_DEFAULT)
 
 
 class Generator:
-    """Runs generations on whichever worker serves when they begin."""
+    """Runs generations, each on the worker that the fleet chooses for it.
+
+    A call that a worker drops before its client has got anything is sent to another one, once: nobody can tell. After
+    that it never is. What the client has could be repeated, and a call that two workers have dropped may be what
+    fells them.
+    """
 
     def __init__(
         self,
-        connection: Callable[[], Connection],
+        fleet: Fleet,
         encoder: PromptEncoder,
         metrics: GatewayMetrics,
         limits: Limits,
     ) -> None:
-        """``connection`` returns the worker to use, or raises NoWorkerError."""
-        self._connection = connection
+        self._fleet = fleet
         self._encoder = encoder
         self._metrics = metrics
         self._limits = limits
@@ -42,30 +52,55 @@ class Generator:
         ``time_remaining`` tells the seconds to the client's deadline, None without one. Raises FieldError and
         CallError; what ends without ``completion`` has always raised.
         """
-        connection = self._connection()
-        description = connection.model.description
-        check_request(request, description, self._limits)
-        token_ids = await self._encoder.encode(request, connection.model)
-        submit = self._submission(request, call, description, token_ids, time_remaining())
-        stops = StopStrings(request.stop)
-        outputs = [OutputText(index, connection.model.pieces, stops) for index in range(submit.n)]
-        progress = _Progress(self._metrics, call, submit.n)
-        # Last, so that nothing can fail between the call's start at the worker and the promise to end it there.
-        worker_call = connection.session.submit(submit)
-        try:
-            while True:
-                event = await worker_call.receive()
-                deltas = list(_deltas(event, outputs, worker_call))
-                progress.record(deltas)
-                if deltas or event.prompt_logprobs:
-                    yield gateway_pb2.GenerateResponse(deltas=deltas, prompt_logprobs=event.prompt_logprobs)
-                if event.HasField("end"):
-                    progress.record_usage(event.end)
-                    _check_end(event.end, outputs)
-                    yield gateway_pb2.GenerateResponse(completion=_completion(event.end, call, description))
+        model = self._fleet.model
+        check_request(request, model.description, self._limits)
+        token_ids = await self._encoder.encode(request, model)
+        failed: set[str] = set()
+        while True:
+            submit = self._submission(request, call, model.description, token_ids, time_remaining())
+            with self._place(call.tenant, submit, model, token_ids, failed) as placement:
+                attempt = Attempt(request, submit, call, placement, self._metrics)
+                try:
+                    while not attempt.has_ended:
+                        response = await attempt.receive()
+                        attempt.is_told = True
+                        yield response
                     return
-        finally:
-            worker_call.close()
+                except CallError as error:
+                    failed.add(placement.worker)
+                    if not self._may_retry(attempt, error, failed):
+                        raise
+                    logger.info("%s request=%s goes to another worker: %s", call.method, call.request_id, error)
+                finally:
+                    attempt.close()
+
+    def _place(
+        self,
+        tenant: str,
+        submit: worker_pb2.Submit,
+        model: ServedModel,
+        token_ids: Sequence[int],
+        failed: Collection[str],
+    ) -> AbstractContextManager[Placement]:
+        # Log-probabilities of the prompt are computed anew, beside the cache.
+        cached = not submit.sampling.HasField("prompt_logprobs")
+        return self._fleet.place(
+            model.scope(tenant, submit.cache.salt),
+            token_ids,
+            reads_cache=cached and submit.cache.mode != generation_pb2.CACHE_MODE_BYPASS,
+            keeps_blocks=cached and submit.cache.mode in _KEEPING,
+            avoid=failed,
+        )
+
+    def _may_retry(self, attempt: Attempt, error: CallError, failed: Collection[str]) -> bool:
+        return (
+            error.code is grpc.StatusCode.UNAVAILABLE
+            and not attempt.is_told
+            and len(failed) < MAX_ATTEMPTS
+            and self._fleet.has_others(failed)
+            # Else the client is gone, and this task has only not been told yet.
+            and not is_being_cancelled()
+        )
 
     def _submission(
         self,
@@ -93,78 +128,3 @@ class Generator:
             # What encoding took is taken off. Never less than one: the worker ends the call then, and answers.
             submit.time_limit_ms = max(1, request.time_limit_ms - int(call.age_seconds * 1e3))
         return submit
-
-
-def _completion(
-    end: worker_pb2.CallEnd, call: Call, description: worker_pb2.ModelDescription
-) -> gateway_pb2.Completion:
-    return gateway_pb2.Completion(
-        usage=end.usage,
-        request_id=call.request_id,
-        model=description.model,
-        incarnation=description.incarnation,
-    )
-
-
-def _deltas(
-    event: worker_pb2.CallEvent, outputs: Sequence[OutputText], worker_call: WorkerCall
-) -> Iterable[gateway_pb2.OutputDelta]:
-    for news in event.outputs:
-        if news.index >= len(outputs):
-            raise CallError(grpc.StatusCode.INTERNAL, f"the worker sent output {news.index}, which was not asked for")
-        delta = outputs[news.index].push(news)
-        if delta is None:
-            continue
-        if delta.matched_stop and not news.finish_reason:
-            worker_call.cancel_output(news.index)
-        yield delta
-
-
-def _check_end(end: worker_pb2.CallEnd, outputs: Iterable[OutputText]) -> None:
-    if end.code != grpc.StatusCode.OK.value[0]:
-        raise worker_error(end.code, end.message, end.retry_seconds)
-    unfinished = [output.index for output in outputs if not output.is_finished]
-    if unfinished:
-        raise CallError(grpc.StatusCode.INTERNAL, f"the worker ended the call without an end of outputs {unfinished}")
-
-
-class _Progress:
-    """Counts what becomes true of one call, when it does."""
-
-    def __init__(self, metrics: GatewayMetrics, call: Call, outputs: int) -> None:
-        self._metrics = metrics
-        self._call = call
-        self._last_at = [0.0] * outputs
-        self._has_token = False
-
-    def record(self, deltas: Iterable[gateway_pb2.OutputDelta]) -> None:
-        now, tenant = time.monotonic(), self._call.tenant
-        for delta in deltas:
-            if delta.token_ids:
-                self._record_tokens(delta, now)
-            if delta.finish_reason:
-                reason = "stop_string" if delta.matched_stop else _REASONS.get(delta.finish_reason, "other")
-                self._metrics.count(table.OUTPUTS_FINISHED, tenant, reason)
-
-    def _record_tokens(self, delta: gateway_pb2.OutputDelta, now: float) -> None:
-        tenant = self._call.tenant
-        self._metrics.count(table.COMPLETION_TOKENS, tenant, amount=len(delta.token_ids))
-        if not self._has_token:
-            self._has_token = True
-            self._metrics.observe(table.FIRST_TOKEN, tenant, seconds=now - self._call.started_at)
-        if self._last_at[delta.index]:
-            self._metrics.observe(table.TOKEN_GAP, tenant, seconds=now - self._last_at[delta.index])
-        self._last_at[delta.index] = now
-
-    def record_usage(self, end: worker_pb2.CallEnd) -> None:
-        usage, tenant = end.usage, self._call.tenant
-        self._metrics.count(table.PROMPT_TOKENS, tenant, amount=usage.prompt_tokens)
-        for source in ("block_hit", "partial_copy", "claimed_tail"):
-            self._metrics.count(table.CACHED_TOKENS, tenant, source, amount=getattr(usage, f"{source}_tokens"))
-
-
-_REASONS = {
-    generation_pb2.FINISH_REASON_STOP: "stop",
-    generation_pb2.FINISH_REASON_LENGTH: "length",
-    generation_pb2.FINISH_REASON_TIME_LIMIT: "time_limit",
-}

@@ -19,7 +19,7 @@ from prefixgate.gateway.readiness import until_serving
 from prefixgate.gateway.supervisor import Part, Supervisor
 
 SERVE_SETTINGS = tuple(
-    key for key in setting_keys(["gateway", "worker", "cache"]) if key not in ("gateway.worker", "worker.listen")
+    key for key in setting_keys(["gateway", "worker", "cache"]) if key not in ("gateway.workers", "worker.listen")
 )
 """The settings that `serve` takes as flags: all but the address between the two processes, which is its own affair."""
 
@@ -40,7 +40,7 @@ def serve(config: Path | None, overrides: Mapping[str, str], say: Callable[[str]
     environment = {**os.environ, HASH_KEY_VARIABLE: key.hex()}
     with tempfile.TemporaryDirectory(prefix="prefixgate-") as directory:  # made with mode 0700
         link = f"unix:{directory}/worker.sock"
-        overrides = {**overrides, **_choose_ports(settings), "gateway.worker": link, "worker.listen": link}
+        overrides = {**overrides, **_choose_ports(settings), "gateway.workers": link, "worker.listen": link}
         settings = load_settings(config, overrides)
         supervisor = Supervisor(_parts(settings, config, overrides), environment, say)
         return supervisor.run(lambda: _announce(settings, say))
@@ -65,7 +65,7 @@ async def _announce(settings: Settings, say: Callable[[str], None]) -> None:
     gateway = settings.gateway
     say(f"worker: loading {settings.worker.model}; metrics on http://{settings.worker.http}/metrics")
     say(f"gateway: listening on {gateway.listen}; metrics on http://{gateway.http}/metrics")
-    for name, address in (("worker", gateway.worker), ("gateway", gateway.listen)):
+    for name, address in (("worker", settings.worker.listen), ("gateway", gateway.listen)):
         serving = asyncio.create_task(until_serving(address))
         try:
             while not (await asyncio.wait([serving], timeout=_PROGRESS_SECONDS))[0]:

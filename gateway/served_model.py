@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from prefixgate.cache.hashing import CacheScope
 from prefixgate.gateway.chat_template import ChatTemplate, TemplateRefusedError
 from prefixgate.gateway.detokenizer import TokenPieces
 from prefixgate.gateway.tokenizer import ModelTokenizer, TokenizerRefusedError
@@ -22,6 +23,10 @@ class ServedModel:
     pieces: TokenPieces
     chat_template: ChatTemplate | None
     """None where the model has none."""
+
+    def scope(self, tenant: str, salt: str) -> CacheScope:
+        """Tell with whom a call shares: as its worker does, so that both name blocks alike."""
+        return CacheScope(tenant, f"{self.description.model}@{self.description.fingerprint}", salt=salt)
 
 
 def check_description(description: worker_pb2.ModelDescription, hash_key_fingerprint: bytes) -> None:

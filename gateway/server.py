@@ -18,8 +18,10 @@ from prefixgate.config.settings import Settings, SettingsError
 from prefixgate.gateway.auth import Authenticator
 from prefixgate.gateway.call_boundary import CallBoundary
 from prefixgate.gateway.call_guard import CallGuard
+from prefixgate.gateway.fleet import Fleet
 from prefixgate.gateway.generation import Generator
 from prefixgate.gateway.live_calls import BUSY_SECONDS, LiveCalls
+from prefixgate.gateway.membership import Membership
 from prefixgate.gateway.metrics import (
     LIVE_CALLS,
     LONGEST_WAIT,
@@ -30,10 +32,10 @@ from prefixgate.gateway.metrics import (
     GatewayMetrics,
 )
 from prefixgate.gateway.prompt_encoder import PromptEncoder
+from prefixgate.gateway.router import PrefixRouter, RoutingConstants
 from prefixgate.gateway.service import GatewayService
 from prefixgate.gateway.tenants import LOCAL_TENANT
 from prefixgate.gateway.validation import Limits
-from prefixgate.gateway.worker_client import WorkerClient
 from prefixgate.proto import gateway_pb2, gateway_pb2_grpc
 from prefixgate.proto.health import Health
 from prefixgate.proto.http_server import Check, HttpServer
@@ -52,18 +54,19 @@ _MAX_ENCODING_THREADS = 4
 class GatewayServer:
     """One gateway, in the event loop that it is made in."""
 
-    def __init__(self, settings: Settings, *, hash_key_fingerprint: bytes) -> None:
+    def __init__(self, settings: Settings, hasher: BlockHasher) -> None:
         """Bind both ports. Raises SettingsError for what cannot be used, such as a port that is taken."""
         gateway = settings.gateway
         listen = parse_address(gateway.listen)
-        limits = Limits(gateway.default_max_tokens, gateway.max_outputs, gateway.max_prompt_bytes)
+        limits = Limits(gateway.default_max_tokens, settings.limits.max_outputs, settings.limits.max_prompt_bytes)
         authenticator = Authenticator(settings.tenants, local_allowed=listen.is_local)
         self._live = LiveCalls()
         self._is_draining = False
         self._health = Health(SERVICE_NAME)
-        self._worker = WorkerClient(
-            gateway.worker,
-            hash_key_fingerprint=hash_key_fingerprint,
+        self._fleet = Fleet(
+            Membership(gateway.workers),
+            PrefixRouter(hasher, RoutingConstants()),
+            hash_key_fingerprint=hasher.fingerprint,
             gateway_name=f"{socket.gethostname()}:{os.getpid()}"[:128],
             on_change=self._set_health,
         )
@@ -75,7 +78,7 @@ class GatewayServer:
                 WAITING_CALLS: lambda: self._live.num_waiting,
                 LONGEST_WAIT: lambda: self._live.longest_wait_seconds,
                 RENDERED: time.time,
-                WORKER_READY: lambda: self._worker.is_ready,
+                WORKER_READY: lambda: self._fleet.is_ready,
             },
         )
         self._threads = ThreadPoolExecutor(min(_MAX_ENCODING_THREADS, os.cpu_count() or 1), "encode")
@@ -83,9 +86,9 @@ class GatewayServer:
         guard = CallGuard(authenticator.authenticate, metrics)
         service = GatewayService(
             CallBoundary(self._live, metrics, guard.tenant),
-            Generator(lambda: self._worker.connection, encoder, metrics, limits),
+            Generator(self._fleet, encoder, metrics, limits),
             encoder,
-            self._worker,
+            self._fleet,
             limits,
         )
         self._server = grpc.aio.server(interceptors=[guard], options=SERVER_OPTIONS)
@@ -102,17 +105,17 @@ class GatewayServer:
             raise SettingsError(f"gateway.http: cannot listen on {gateway.http}: {error.strerror}") from error
         self.http_address = Address(host=http.host, port=self._http.port)
         """Where metrics are served."""
-        self._worker_task: asyncio.Task[None] | None = None
+        self._fleet_task: asyncio.Task[None] | None = None
 
     @property
     def is_ready(self) -> bool:
         """Whether calls are served now. May be read from other threads."""
-        return self._worker.is_ready and not self._is_draining
+        return self._fleet.is_ready and not self._is_draining
 
     async def start(self) -> None:
         """Serve from now on; health says SERVING once a worker is found."""
         await self._set_health(False)
-        self._worker_task = asyncio.create_task(self._worker.run())
+        self._fleet_task = asyncio.create_task(self._fleet.run())
         await self._server.start()
         self._http.start()
         logger.info("Serving on %s, metrics on http://%s/metrics", self.address, self.http_address)
@@ -131,9 +134,9 @@ class GatewayServer:
             self._health.close()
             self._live.cut_off()
             await self._server.stop(_LAST_WORDS_SECONDS)
-            if self._worker_task is not None:
-                self._worker_task.cancel()
-                await asyncio.wait([self._worker_task])
+            if self._fleet_task is not None:
+                self._fleet_task.cancel()
+                await asyncio.wait([self._fleet_task])
             await asyncio.to_thread(self._http.stop)
             self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -174,15 +177,15 @@ def run(settings: Settings) -> int:
 
     Live calls then finish within ``gateway.drain_seconds``; a second signal ends them. Raises SettingsError.
     """
-    fingerprint = BlockHasher(require_hash_key(settings.cache)).fingerprint
-    return asyncio.run(_run(settings, fingerprint))
+    hasher = BlockHasher(require_hash_key(settings.cache))
+    return asyncio.run(_run(settings, hasher))
 
 
-async def _run(settings: Settings, hash_key_fingerprint: bytes) -> int:
+async def _run(settings: Settings, hasher: BlockHasher) -> int:
     signals: asyncio.Queue[int] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
-    server = GatewayServer(settings, hash_key_fingerprint=hash_key_fingerprint)
+    server = GatewayServer(settings, hasher)
     await server.start()
     logger.info("%s: shutting down", signal.Signals(await signals.get()).name)
     stopping = asyncio.create_task(server.stop(settings.gateway.drain_seconds))

@@ -1,13 +1,14 @@
 """The public API's methods: each only translates."""
 
+from collections.abc import Sequence
 from contextlib import aclosing
 
 from prefixgate.gateway.call_boundary import CallBoundary, Context
+from prefixgate.gateway.fleet import Fleet
 from prefixgate.gateway.generation import Generator
 from prefixgate.gateway.output_text import whole
 from prefixgate.gateway.prompt_encoder import PromptEncoder
 from prefixgate.gateway.validation import Limits, check_request, num_outputs
-from prefixgate.gateway.worker_client import WorkerClient
 from prefixgate.proto import gateway_pb2, gateway_pb2_grpc, worker_pb2
 
 
@@ -19,13 +20,13 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         boundary: CallBoundary,
         generator: Generator,
         encoder: PromptEncoder,
-        worker: WorkerClient,
+        fleet: Fleet,
         limits: Limits,
     ) -> None:
         self._boundary = boundary
         self._generator = generator
         self._encoder = encoder
-        self._worker = worker
+        self._fleet = fleet
         self._limits = limits
 
     # A coroutine that writes, where the generated base has an iterator: an iterator that its reader drops is closed
@@ -59,7 +60,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         """Encode an input as Generate would."""
         answer = gateway_pb2.TokenizeResponse()
         async with self._boundary.call("Tokenize", context):
-            model = self._worker.connection.model
+            model = self._fleet.model
             check_request(request, model.description, self._limits)
             answer.token_ids.extend(await self._encoder.encode(request, model))
         return answer
@@ -68,19 +69,23 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         """Say what is served and how the worker stands."""
         answer = gateway_pb2.StatsResponse()
         async with self._boundary.call("Stats", context) as call:
-            answer.MergeFrom(_stats(self._worker.connection.model.description, await self._worker.report(call.tenant)))
+            answer.MergeFrom(_stats(self._fleet.model.description, await self._fleet.reports(call.tenant)))
         return answer
 
 
-def _stats(model: worker_pb2.ModelDescription, report: worker_pb2.WorkerReport) -> gateway_pb2.StatsResponse:
-    return gateway_pb2.StatsResponse(
+def _stats(model: worker_pb2.ModelDescription, reports: Sequence[worker_pb2.WorkerReport]) -> gateway_pb2.StatsResponse:
+    """Add up what the workers say."""
+    stats = gateway_pb2.StatsResponse(
         model=model.model,
         model_fingerprint=model.fingerprint,
         context_length=model.context_length,
-        incarnation=report.incarnation,
-        pool=report.pool,
-        running_calls=report.running_calls,
-        waiting_calls=report.waiting_calls,
-        queried_tokens=report.queried_tokens,
-        hit_tokens=report.hit_tokens,
+        incarnation=reports[0].incarnation if len(reports) == 1 else "",
+        running_calls=sum(report.running_calls for report in reports),
+        waiting_calls=sum(report.waiting_calls for report in reports),
+        queried_tokens=sum(report.queried_tokens for report in reports),
+        hit_tokens=sum(report.hit_tokens for report in reports),
     )
+    stats.pool.block_size = model.block_size
+    for name in ("total_blocks", "free_blocks", "active_blocks", "cached_blocks"):
+        setattr(stats.pool, name, sum(getattr(report.pool, name) for report in reports))
+    return stats

@@ -19,6 +19,8 @@ class WorkerCall:
         """``cancel`` tells the worker; it is not called once the call has ended."""
         self.call_id = call_id
         self._cancel = cancel
+        self.is_answered = False
+        """Whether the worker has sent anything of it."""
         self._ended = False
         self._news = asyncio.Event()
         self._outputs: dict[int, worker_pb2.OutputTokens] = {}
@@ -29,6 +31,7 @@ class WorkerCall:
         """Add an event. Whatever comes after the end is dropped."""
         if self._ended:
             return
+        self.is_answered = True
         for output in event.outputs:
             if output.index in self._outputs:
                 # Token ids and log-probabilities are appended, and a finish reason is taken over.

@@ -1,15 +1,16 @@
-"""The gateway's side of the hop to its worker: finds it, checks it, and keeps one stream to it open."""
+"""The gateway's side of the hop to one worker: finds it, checks it, and keeps one stream to it open."""
 
 import asyncio
 import logging
-import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import NamedTuple
 
 import grpc.aio
 
+from prefixgate.gateway.backoff import Backoff
+from prefixgate.gateway.common_model import CommonModel
 from prefixgate.gateway.errors import NoWorkerError
-from prefixgate.gateway.served_model import ServedModel, WorkerRefusedError, check_description, load_model
+from prefixgate.gateway.served_model import ServedModel, WorkerRefusedError
 from prefixgate.gateway.worker_session import WorkerSession
 from prefixgate.proto import worker_pb2, worker_pb2_grpc
 from prefixgate.proto.transport import CHANNEL_OPTIONS, PROTOCOL_VERSION
@@ -22,23 +23,23 @@ _REPORT_SECONDS = 5.0
 _EAGER = tuple((f"grpc.{name}_reconnect_backoff_ms", 250) for name in ("initial", "min", "max"))
 
 
-class Backoff(NamedTuple):
-    """Seconds between attempts to reach a worker: doubled from ``first`` to ``longest``, each cut at random."""
-
-    first: float = 0.1
-    longest: float = 5.0
-
-    def delay(self, attempt: int) -> float:
-        """Return the pause after a number of failures in a row, the first of them being 0."""
-        # The exponent is bounded, as a float's is.
-        return min(self.longest, self.first * 2.0 ** min(attempt, 30)) * random.uniform(0.5, 1)
-
-
 class Connection(NamedTuple):
     """A worker that serves now. A call stays with the one it began with."""
 
     model: ServedModel
     session: WorkerSession
+    stub: "worker_pb2_grpc.WorkerAsyncStub"  # in quotes, since only the type hints know of it
+
+
+class Probe(NamedTuple):
+    """How a worker is found that keeps its connection and does nothing any more."""
+
+    interval: float = 2.0
+    """Seconds between an answer and the next question."""
+    timeout: float = 5.0
+    """Seconds that an answer may take. Long, as a worker answers from a thread that shares its interpreter."""
+    misses: int = 2
+    """Answers in a row that did not come, after which it is held to hang."""
 
 
 class WorkerClient:
@@ -47,54 +48,58 @@ class WorkerClient:
     def __init__(
         self,
         address: str,
+        common: CommonModel,
         *,
         hash_key_fingerprint: bytes,
         gateway_name: str,
-        on_change: Callable[[bool], Awaitable[None]],
+        on_change: Callable[[], None],
         backoff: Backoff = Backoff(),  # noqa: B008  # immutable
+        probe: Probe = Probe(),  # noqa: B008  # immutable
     ) -> None:
-        """``on_change`` is told whenever the worker begins or ceases to serve."""
-        self._address = address
+        """``common`` says whether the worker may serve. ``on_change`` is called whenever a property has changed."""
+        self.address = address
+        self._common = common
         self._fingerprint = hash_key_fingerprint
         self._gateway_name = gateway_name
         self._on_change = on_change
         self._backoff = backoff
-        # In quotes, since only the type hints know of it.
-        self._stub: worker_pb2_grpc.WorkerAsyncStub | None = None
+        self._probe = probe
         self._connection: Connection | None = None
-        self._model: ServedModel | None = None
-        """The last model, kept for its text assets: a worker that restarts most often serves the same."""
+        self._misses = 0
         self._complaint = ""
 
     @property
     def is_ready(self) -> bool:
         """Whether calls can be submitted now."""
-        return self._connection is not None
+        return self._connection is not None and self._connection.session.is_open
+
+    @property
+    def is_responsive(self) -> bool:
+        """Whether it has answered lately. One that is not may still come back, and its calls with it."""
+        return self._misses < self._probe.misses
 
     @property
     def connection(self) -> Connection:
         """The worker that serves now. Raises NoWorkerError."""
-        if self._connection is None:
+        if self._connection is None or not self._connection.session.is_open:
             raise NoWorkerError
         return self._connection
 
     async def report(self, tenant: str) -> worker_pb2.WorkerReport:
         """Ask the worker how it stands. Raises NoWorkerError."""
-        if self._connection is None or self._stub is None:
-            raise NoWorkerError
         try:
-            return await self._stub.Report(worker_pb2.ReportRequest(tenant=tenant), timeout=_REPORT_SECONDS)
+            return await self.connection.stub.Report(worker_pb2.ReportRequest(tenant=tenant), timeout=_REPORT_SECONDS)
         except grpc.aio.AioRpcError as error:
             raise NoWorkerError("the worker does not answer; try again later") from error
 
     async def run(self) -> None:
         """Connect, and connect again whenever the connection is lost, until cancelled."""
-        async with grpc.aio.insecure_channel(self._address, options=[*CHANNEL_OPTIONS, *_EAGER]) as channel:
-            self._stub = worker_pb2_grpc.WorkerStub(channel)
+        async with grpc.aio.insecure_channel(self.address, options=[*CHANNEL_OPTIONS, *_EAGER]) as channel:
+            stub: worker_pb2_grpc.WorkerAsyncStub = worker_pb2_grpc.WorkerStub(channel)
             loop, attempt = asyncio.get_running_loop(), 0
             while True:
                 since = loop.time()
-                self._complain(await self._try(self._stub))
+                self._complain(await self._try(stub))
                 if loop.time() - since > self._backoff.longest:
                     attempt = 0
                 await asyncio.sleep(self._backoff.delay(attempt))
@@ -110,32 +115,52 @@ class WorkerClient:
             return f"it does not answer: {error.code().name}: {error.details()}"
         except Exception:
             # Whatever a worker sends, this gateway keeps trying: the next worker at this address may be a sound one.
-            logger.exception("The worker at %s made the gateway fail", self._address)
+            logger.exception("The worker at %s made the gateway fail", self.address)
             return "it made the gateway fail"
 
     async def _serve(self, stub: "worker_pb2_grpc.WorkerAsyncStub") -> str:
         description = await stub.Describe(worker_pb2.DescribeRequest(), timeout=_DESCRIBE_SECONDS, wait_for_ready=True)
-        check_description(description, self._fingerprint)
-        self._model = await asyncio.to_thread(load_model, description, self._model)
-        hello = worker_pb2.Hello(
-            gateway=self._gateway_name,
-            protocol_version=PROTOCOL_VERSION,
-            incarnation=description.incarnation,
-            hash_key_fingerprint=self._fingerprint,
-        )
-        logger.info("Worker %s serves %s, life %s", self._address, description.model, description.incarnation)
-        self._complaint = ""
-        try:
-            await self._on_change(True)
+        async with self._common.joined(description) as model:
+            hello = worker_pb2.Hello(
+                gateway=self._gateway_name,
+                protocol_version=PROTOCOL_VERSION,
+                incarnation=description.incarnation,
+                hash_key_fingerprint=self._fingerprint,
+            )
+            logger.info("Worker %s serves %s, life %s", self.address, description.model, description.incarnation)
+            self._complaint = ""
             # Nothing may come between: a call that is submitted to a session that never runs would never end.
-            self._connection = Connection(self._model, WorkerSession(stub.Session(), hello))
-            return await self._connection.session.run()
-        finally:
-            self._connection = None
-            await self._on_change(False)
+            session = WorkerSession(stub.Session(), hello)
+            self._connection = Connection(model, session, stub)
+            probing = asyncio.create_task(self._keep_probing(stub))
+            try:
+                self._on_change()
+                return await session.run()
+            finally:
+                self._connection, self._misses = None, 0
+                probing.cancel()
+                self._on_change()
+
+    async def _keep_probing(self, stub: "worker_pb2_grpc.WorkerAsyncStub") -> None:
+        """Ask again and again whether the worker still does something.
+
+        Its stream alone would not tell: gRPC answers a ping from a thread of its own, whatever the program does.
+        """
+        while True:
+            await asyncio.sleep(self._probe.interval)
+            was_responsive = self.is_responsive
+            try:
+                await stub.Report(worker_pb2.ReportRequest(), timeout=self._probe.timeout)
+                self._misses = 0
+            except grpc.aio.AioRpcError as error:
+                self._misses += 1
+                if self._misses == self._probe.misses:
+                    logger.warning("The worker at %s does not answer: %s", self.address, error.code().name)
+            if self.is_responsive != was_responsive:
+                self._on_change()
 
     def _complain(self, complaint: str) -> None:
         # Once for each reason, not once for each attempt.
         if complaint != self._complaint:
-            logger.warning("No worker at %s: %s", self._address, complaint)
+            logger.warning("No worker at %s: %s", self.address, complaint)
             self._complaint = complaint

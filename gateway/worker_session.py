@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+from collections.abc import Iterable
 
 import grpc
 import grpc.aio
@@ -25,7 +26,8 @@ class WorkerSession:
 
     def __init__(self, stream: Stream, hello: worker_pb2.Hello) -> None:
         self._stream = stream
-        self._is_open = True
+        self.is_open = True
+        """Whether calls can be submitted. False for good once the stream has ended."""
         # Never used twice on a stream; names that clients give to their calls play no part.
         self._ids = itertools.count(1)
         self._calls: dict[int, WorkerCall] = {}
@@ -40,7 +42,7 @@ class WorkerSession:
 
     def submit(self, submit: worker_pb2.Submit) -> WorkerCall:
         """Start a call; its ``call_id`` is chosen here. Raises NoWorkerError once the stream has ended."""
-        if not self._is_open:
+        if not self.is_open:
             raise NoWorkerError
         submit.call_id = next(self._ids)
         call = self._calls[submit.call_id] = WorkerCall(submit.call_id, self._send_cancel)
@@ -63,7 +65,7 @@ class WorkerSession:
                 raise
             return "its stream was closed by this gateway"
         finally:
-            self._is_open = False
+            self.is_open = False
             writer.cancel()
             self._stream.cancel()
             self._end_calls()
@@ -89,14 +91,27 @@ class WorkerSession:
         if event.HasField("end"):
             del self._calls[event.call_id]
 
+    def give_up_unanswered(self) -> None:
+        """End the calls that nothing has come of with UNAVAILABLE, so that they can be sent to another worker.
+
+        Those that have begun to answer stay: their answers can still come, and nobody else could go on with them.
+        """
+        unanswered = [call for call in self._calls.values() if not call.is_answered]
+        for call in unanswered:
+            self._send_cancel(worker_pb2.Cancel(call_id=call.call_id))
+        self._end(unanswered, "the worker does not answer")
+
     def _send_cancel(self, cancel: worker_pb2.Cancel) -> None:
         if not cancel.HasField("output"):
             self._calls.pop(cancel.call_id, None)
-        if self._is_open:
+        if self.is_open:
             self._outgoing.put_nowait(worker_pb2.SessionRequest(cancel=cancel))
 
     def _end_calls(self) -> None:
-        end = worker_pb2.CallEnd(code=grpc.StatusCode.UNAVAILABLE.value[0], message="the worker went away")
-        for call_id, call in self._calls.items():
-            call.deliver(worker_pb2.CallEvent(call_id=call_id, end=end))
+        self._end(self._calls.values(), "the worker went away")
         self._calls.clear()
+
+    def _end(self, calls: Iterable[WorkerCall], message: str) -> None:
+        end = worker_pb2.CallEnd(code=grpc.StatusCode.UNAVAILABLE.value[0], message=message)
+        for call in calls:
+            call.deliver(worker_pb2.CallEvent(call_id=call.call_id, end=end))

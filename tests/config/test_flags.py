@@ -103,7 +103,7 @@ def test_only_the_settings_asked_for_are_taken() -> None:
 
 
 def test_overrides_become_the_same_overrides_again_but_for_secrets() -> None:
-    overrides = {"cache.poison": "false", "worker.model": "-odd --model", "cache.blocks": "4", "gateway.workers": "unix:/a"}
+    overrides = {"cache.poison": "false", "worker.model": "-odd --model", "cache.blocks": "4", "gateway.workers": "a:1"}
     arguments = arguments_for({**overrides, "cache.hash_key": "ab" * 16}, ALL)
     assert overrides_from(parse(arguments)) == overrides
     assert arguments_for(overrides, ["cache"]) == ["--blocks=4", "--no-poison"]

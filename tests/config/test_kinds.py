@@ -15,6 +15,7 @@ from prefixgate.config.kinds import (
     Size,
     Text,
     TextList,
+    WorkerAddresses,
     format_size,
 )
 
@@ -50,6 +51,10 @@ def test_a_value_reads_as_itself_from_the_file_and_from_a_flag(kind: Kind, value
         *((Choice(("a",)), value) for value in ("A", "", 1)),
         *((WORD, value) for value in ("", "abc\n", "ABC", 1, "abcdefghi", b"abc")),
         *((AddressText(unix=False), value) for value in ("unix:/a", "", "x", 1)),
+        *(
+            (WorkerAddresses(), value)
+            for value in ("a:1", ["a"], ["a:1", "a:1"], ["dns:a"], ["dns:unix:/a"], [1], None)
+        ),
         *((TextList(WORD), value) for value in ([], ["a", "a"], ["a", ""], "a", [1], None)),
     ],
 )
@@ -75,6 +80,12 @@ def test_other_texts_of_a_flag_are_refused(kind: Kind, text: str) -> None:
 @given(st.integers(1, 1 << 50))
 def test_a_size_is_written_as_it_is_read(count: int) -> None:
     assert Size(1, 1 << 50).read_text(format_size(count)) == count
+
+
+def test_workers_are_addresses_and_names_to_look_up() -> None:
+    workers = ("a:1", "unix:/a", "dns:b.svc:2", "dns:c.svc:2")
+    assert WorkerAddresses().read(list(workers)) == WorkerAddresses().read_text(",".join(workers)) == workers
+    assert WorkerAddresses().read([]) == WorkerAddresses().read_text("") == ()
 
 
 def test_sizes_take_binary_units() -> None:

@@ -13,12 +13,13 @@ from urllib.request import urlopen
 import grpc.aio
 from grpc_health.v1 import health_pb2
 
+from prefixgate.cache.hashing import BlockHasher
 from prefixgate.config.settings import GatewaySettings, Settings, TenantSettings
 from prefixgate.gateway.server import GatewayServer
 from prefixgate.gateway.tenants import digest_api_key
 from prefixgate.proto import gateway_pb2, gateway_pb2_grpc
 from prefixgate.proto.transport import CHANNEL_OPTIONS
-from tests.gateway.fake_worker import FINGERPRINT, FakeCall, FakeSession, FakeWorker, serving
+from tests.gateway.fake_worker import HASH_KEY, FakeCall, FakeSession, FakeWorker, serving
 
 T = TypeVar("T")
 PATIENCE = 60.0
@@ -109,9 +110,9 @@ async def gateway(
 ) -> AsyncIterator[GatewayServer]:
     """Run a gateway on free loopback ports."""
     fresh = {"listen": "127.0.0.1:0", "http": "127.0.0.1:0", "metrics_seconds": 0.0}
-    values = {**fresh, "worker": worker_address, **settings}
+    values = {**fresh, "workers": (worker_address,), **settings}
     server = GatewayServer(
-        Settings(gateway=GatewaySettings(**values), tenants=tenant_settings or {}), hash_key_fingerprint=FINGERPRINT
+        Settings(gateway=GatewaySettings(**values), tenants=tenant_settings or {}), BlockHasher(HASH_KEY)
     )
     await server.start()
     try:

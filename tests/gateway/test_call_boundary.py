@@ -142,7 +142,7 @@ def test_a_fault_of_ours_is_internal_logged_and_says_nothing_of_itself(
 
     async def test() -> None:
         async with rig() as r:
-            monkeypatch.setattr("prefixgate.gateway.generation.OutputText.push", broken)
+            monkeypatch.setattr("prefixgate.gateway.attempt.OutputText.push", broken)
             pending = r.stub.Complete(prompt("hi", request_id="mine"))
             call = await r.next_call()
             await call.send((0, [66]))

@@ -50,7 +50,7 @@ def test_every_command_explains_itself(name: str, description: str, capsys: pyte
         (["serv"], ["invalid choice: 'serv'", "serve"]),
         (["serve", "--bloks", "4"], ["prefixgate serve", "--bloks", "did you mean --blocks?"]),
         (["serve", "--max-run", "4"], ["--max-run:"]),
-        (["serve", "--worker", "unix:/a"], ["--worker:"]),
+        (["serve", "--workers", "unix:/a"], ["--workers:"]),
         (["gateway", "--blocks", "4"], ["prefixgate gateway", "--blocks"]),
         (["key", "extra"], ["prefixgate key", "extra"]),
     ],
@@ -79,7 +79,7 @@ def test_wrong_settings_are_refused_before_anything_starts(
 
 def test_a_gateway_needs_to_know_its_worker(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gateway"]) == 2
-    assert "gateway.worker is not set" in capsys.readouterr().err
+    assert "gateway.workers is not set" in capsys.readouterr().err
 
 
 def test_the_worker_becomes_another_program_with_the_same_arguments(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,11 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2
 
+from prefixgate.cache.hashing import BlockHasher
 from prefixgate.config.settings import GatewaySettings, Settings, SettingsError
 from prefixgate.gateway.server import GatewayServer
 from prefixgate.proto import gateway_pb2, gateway_pb2_grpc
-from tests.gateway.fake_worker import FINGERPRINT, HASH_KEY, FakeWorker, serving
+from tests.gateway.fake_worker import HASH_KEY, FakeWorker, serving
 from tests.gateway.rig import collect, gateway, gateway_client, ids_of, prompt, rig, run, tenants
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -98,19 +99,19 @@ def test_a_port_that_is_taken_is_refused_by_its_setting() -> None:
     async def test() -> None:
         async with rig() as r:
             for name, taken in (("listen", r.server.address), ("http", r.server.http_address)):
-                values: dict[str, Any] = {"listen": "127.0.0.1:0", "http": "127.0.0.1:0", "worker": "unix:/none"}
+                values: dict[str, Any] = {"listen": "127.0.0.1:0", "http": "127.0.0.1:0", "workers": ("unix:/none",)}
                 values[name] = str(taken)
                 with pytest.raises(SettingsError, match=f"gateway.{name}"):
-                    GatewayServer(Settings(gateway=GatewaySettings(**values)), hash_key_fingerprint=FINGERPRINT)
+                    GatewayServer(Settings(gateway=GatewaySettings(**values)), BlockHasher(HASH_KEY))
 
     run(test())
 
 
 def test_without_tenants_other_machines_cannot_be_let_in() -> None:
     async def test() -> None:
-        settings = GatewaySettings(listen="0.0.0.0:0", http="127.0.0.1:0", worker="unix:/none")
+        settings = GatewaySettings(listen="0.0.0.0:0", http="127.0.0.1:0", workers=("unix:/none",))
         with pytest.raises(SettingsError, match="tenants"):
-            GatewayServer(Settings(gateway=settings), hash_key_fingerprint=FINGERPRINT)
+            GatewayServer(Settings(gateway=settings), BlockHasher(HASH_KEY))
 
     run(test())
 
@@ -152,7 +153,7 @@ def test_a_signal_drains_the_process_and_a_second_ends_it(number: signal.Signals
 
 
 def _start_gateway(listen: str, worker: str) -> "subprocess.Popen[bytes]":
-    flags = [f"--gateway-listen={listen}", "--gateway-http=127.0.0.1:0", f"--worker={worker}"]
+    flags = [f"--gateway-listen={listen}", "--gateway-http=127.0.0.1:0", f"--workers={worker}"]
     environment = os.environ | {"PREFIXGATE_HASH_KEY": HASH_KEY.hex()}
     return subprocess.Popen([sys.executable, "-m", "prefixgate.gateway", "gateway", *flags], env=environment)
 

@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from prefixgate.gateway.worker_client import Backoff
+from prefixgate.gateway.backoff import Backoff
 from prefixgate.proto import worker_pb2
 from prefixgate.proto.transport import PROTOCOL_VERSION, text_digest
 from tests.gateway import sample_tokenizers

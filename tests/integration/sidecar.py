@@ -164,7 +164,7 @@ class Started(Pair):
 
     def start_gateway(self, listen: str, programs: contextlib.ExitStack | None = None) -> Program:
         """Start the gateway, and wait until it serves."""
-        flags = (f"--gateway-listen={listen}", "--gateway-http=127.0.0.1:0", f"--worker={self.worker_address}")
+        flags = (f"--gateway-listen={listen}", "--gateway-http=127.0.0.1:0", f"--workers={self.worker_address}")
         arguments = ("prefixgate.gateway", "gateway", self._config, *flags)
         program = (programs or self._programs).enter_context(Program(self._folder / "gateway.log", *arguments))
         self.address = program.logged(r"Serving on (\S+), ")

@@ -39,8 +39,8 @@ class Stack:
 @asynccontextmanager
 async def stack(driver: Driver | None) -> AsyncIterator[Stack]:
     async with hosted(driver) as host:
-        settings = Settings(gateway=GatewaySettings(listen="127.0.0.1:0", http="127.0.0.1:0", worker=host.address))
-        server = GatewayServer(settings, hash_key_fingerprint=host.driver.cache.hasher.fingerprint)
+        settings = Settings(gateway=GatewaySettings(listen="127.0.0.1:0", http="127.0.0.1:0", workers=(host.address,)))
+        server = GatewayServer(settings, host.driver.cache.hasher)
         await server.start()
         try:
             async with grpc.aio.insecure_channel(str(server.address), options=CHANNEL_OPTIONS) as channel:

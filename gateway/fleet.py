@@ -1,0 +1,161 @@
+"""All workers: which there are, which may get calls, and which of them gets this one."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from prefixgate.cache.hashing import CacheScope
+from prefixgate.gateway.common_model import CommonModel
+from prefixgate.gateway.errors import NoWorkerError
+from prefixgate.gateway.member import Member, Placement
+from prefixgate.gateway.membership import Membership
+from prefixgate.gateway.router import PrefixRouter
+from prefixgate.gateway.served_model import ServedModel
+from prefixgate.gateway.worker_client import Probe, WorkerClient
+from prefixgate.proto import worker_pb2
+
+logger = logging.getLogger(__name__)
+
+
+class Fleet:
+    """The workers of one gateway, for as long as ``run`` runs."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        router: PrefixRouter,
+        *,
+        hash_key_fingerprint: bytes,
+        gateway_name: str,
+        on_change: Callable[[bool], Awaitable[None]],
+        probe: Probe = Probe(),  # noqa: B008  # immutable
+    ) -> None:
+        """``on_change`` is told whenever there begin or cease to be workers that take calls."""
+        self._membership = membership
+        self._router = router
+        self._fingerprint = hash_key_fingerprint
+        self._gateway_name = gateway_name
+        self._on_change = on_change
+        self._probe = probe
+        self._common = CommonModel(hash_key_fingerprint)
+        self._members: dict[str, Member] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a call can be placed now. May be read from other threads."""
+        return any(member.is_open for member in self.members())
+
+    @property
+    def model(self) -> ServedModel:
+        """What all workers serve. Raises NoWorkerError."""
+        return self._common.current
+
+    def members(self) -> tuple[Member, ...]:
+        """All workers that are known, whether or not they serve. May be read from other threads."""
+        return tuple(self._members.values())
+
+    @contextmanager
+    def place(
+        self,
+        scope: CacheScope,
+        token_ids: Sequence[int],
+        *,
+        reads_cache: bool = True,
+        keeps_blocks: bool = True,
+        avoid: Collection[str] = (),
+    ) -> Iterator[Placement]:
+        """Choose a worker for a prompt, and hold the call's place there for as long as the body runs.
+
+        ``reads_cache`` and ``keeps_blocks`` say what the call's cache mode allows; ``avoid`` names workers that have
+        failed the call already. Raises NoWorkerError where no other is there.
+        """
+        able = self._able(avoid)
+        if not able:
+            raise NoWorkerError
+        # If none is well, whoever is left may be: a call that fails there is no worse off than one that is refused.
+        candidates = [member.candidate() for member in able if member.is_well] or [one.candidate() for one in able]
+        choice = self._router.choose(scope, token_ids, candidates, reads_cache=reads_cache, keeps_blocks=keeps_blocks)
+        pending = len(token_ids) - choice.cached_tokens
+        with self._members[choice.worker].place(pending, is_retry=bool(avoid)) as placement:
+            yield placement
+
+    def has_others(self, avoid: Collection[str]) -> bool:
+        """Whether a call could be placed with none of these workers."""
+        return bool(self._able(avoid))
+
+    def _able(self, avoid: Collection[str]) -> list[Member]:
+        return [member for member in self.members() if member.is_open and member.address not in avoid]
+
+    async def reports(self, tenant: str) -> list[worker_pb2.WorkerReport]:
+        """Ask all workers how they stand; those that do not answer are left out. Raises NoWorkerError if none does."""
+        asked = [member.client.report(tenant) for member in self.members() if member.client.is_ready]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        reports = []
+        for answer in answers:
+            if isinstance(answer, worker_pb2.WorkerReport):
+                reports.append(answer)
+            elif not isinstance(answer, NoWorkerError):
+                raise answer
+        if not reports:
+            raise NoWorkerError(
+                "no worker answers; try again later" if answers else "no worker is ready; try again later"
+            )
+        return reports
+
+    async def run(self) -> None:
+        """Follow the membership and keep the connections, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow_membership(tasks))
+            tasks.create_task(self._follow_changes())
+
+    async def _follow_membership(self, tasks: asyncio.TaskGroup) -> None:
+        async for addresses in self._membership.changes():
+            for address in addresses - self._members.keys():
+                self._join(address, tasks)
+            for address, member in self._members.items():
+                member.is_leaving = address not in addresses
+            self._changed.set()
+
+    def _join(self, address: str, tasks: asyncio.TaskGroup) -> None:
+        client = WorkerClient(
+            address,
+            self._common,
+            hash_key_fingerprint=self._fingerprint,
+            gateway_name=self._gateway_name,
+            on_change=self._changed.set,
+            probe=self._probe,
+        )
+        observe = partial(self._router.observe, address)
+        self._members[address] = Member(client, observe, self._changed.set)
+        self._tasks[address] = tasks.create_task(client.run())
+
+    async def _follow_changes(self) -> None:
+        told = False
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            self._part()
+            self._rescue()
+            if self.is_ready != told:
+                told = not told
+                await self._on_change(told)
+
+    def _part(self) -> None:
+        """Forget workers that are no longer named, once their last call has ended."""
+        for member in self.members():
+            if member.is_leaving and not member.num_calls:
+                logger.info("The worker at %s has left", member.address)
+                del self._members[member.address]
+                self._tasks.pop(member.address).cancel()
+
+    def _rescue(self) -> None:
+        """Take the calls back that wait at a worker which hangs, if others could take them."""
+        members = self.members()
+        for member in members:
+            hangs = member.client.is_ready and not member.client.is_responsive
+            if hangs and any(other.is_well for other in members if other is not member):
+                member.client.connection.session.give_up_unanswered()

@@ -1,0 +1,102 @@
+"""One worker of the fleet, as this gateway sees it: what it has in hand there, and whether it may get more."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from prefixgate.gateway.candidate import Candidate, Load
+from prefixgate.gateway.circuit_breaker import CircuitBreaker
+from prefixgate.gateway.worker_client import Connection, WorkerClient
+from prefixgate.proto import generation_pb2
+
+
+class Placement:
+    """A call's place at a worker, for as long as it lasts."""
+
+    def __init__(self, member: "Member", connection: Connection, pending_tokens: int) -> None:
+        self.worker = member.address
+        self.connection = connection
+        self._member = member
+        self._pending_tokens = pending_tokens
+
+    def answered(self) -> None:
+        """Note that the worker has begun to answer: the prompt is computed, and the worker is well. Idempotent."""
+        if self._pending_tokens:
+            self._member.circuit.succeed()
+        self.settle()
+
+    def ended(self, usage: generation_pb2.Usage) -> None:
+        """Note that the worker ended the call well, and what it cost."""
+        computed = usage.prompt_tokens - usage.cached_tokens
+        self._member.observe(computed, usage.first_token_seconds - usage.queue_seconds)
+
+    def failed(self) -> None:
+        """Note that the call failed by the worker's fault."""
+        # A worker that went away is not to be left alone when it comes back: it is another one then.
+        if self.connection.session.is_open and self._member.circuit.fail():
+            self._member.num_ejections += 1
+
+    def settle(self) -> None:
+        """Note that its prompt is no load any more. Idempotent."""
+        self._member.pending_tokens -= self._pending_tokens
+        self._pending_tokens = 0
+
+
+class Member:
+    """What is kept of a worker beside the connection to it. Totals count from when it joined."""
+
+    def __init__(
+        self, client: WorkerClient, observe: Callable[[int, float], None], on_idle: Callable[[], None]
+    ) -> None:
+        """``observe`` is told the tokens that a call's prompt took, and the time; ``on_idle`` when no call is left."""
+        self.client = client
+        self.observe = observe
+        self._on_idle = on_idle
+        self.circuit = CircuitBreaker()
+        self.is_leaving = False
+        """Whether it is no longer named: its calls end there, and no new ones come."""
+        self.num_calls = 0
+        """Calls in its hands."""
+        self.pending_tokens = 0
+        """Tokens of their prompts that it has to compute before their first tokens."""
+        self.num_placed = 0
+        self.num_retried = 0
+        """Of those placed, calls that had failed at another worker."""
+        self.num_ejections = 0
+
+    @property
+    def address(self) -> str:
+        return self.client.address
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls can be sent to it at all."""
+        return self.client.is_ready and not self.is_leaving
+
+    @property
+    def is_well(self) -> bool:
+        """Whether there is no reason to prefer others."""
+        return self.is_open and self.client.is_responsive and self.circuit.allows
+
+    def candidate(self) -> Candidate:
+        """Stand for election."""
+        return Candidate(self.address, Load(self.num_calls, self.pending_tokens))
+
+    @contextmanager
+    def place(self, pending_tokens: int, *, is_retry: bool) -> Iterator[Placement]:
+        """Hold a place for a call. Every exit gives it back. Raises NoWorkerError."""
+        connection = self.client.connection
+        placement = Placement(self, connection, max(1, pending_tokens))
+        self.num_placed += 1
+        self.num_retried += is_retry
+        self.num_calls += 1
+        self.pending_tokens += max(1, pending_tokens)
+        is_trial = self.circuit.begin()
+        try:
+            yield placement
+        finally:
+            self.num_calls -= 1
+            placement.settle()
+            if is_trial:
+                self.circuit.end()
+            if not self.num_calls:
+                self._on_idle()
