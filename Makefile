@@ -49,8 +49,9 @@ proto: venv ## Make the Python stubs from the .proto files
 	cp build/stubs/prefixgate/proto/* $(STUBS)/
 
 .PHONY: reference
-reference: venv ## Write docs/configuration.md from the settings
+reference: venv ## Write docs/configuration.md from the settings, and docs/api.md from the protocol
 	$(BIN)/python -m prefixgate.gateway.reference > docs/configuration.md
+	$(BIN)/python -m tests.project.api_page > docs/api.md
 
 .PHONY: clean
 clean: ## Remove all that make made, the environment and the converted model too
