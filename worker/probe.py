@@ -75,6 +75,8 @@ class _Survey:
 
     def __init__(self) -> None:
         self.calls: list[LayerCall] = []
+        self.windows: dict[int, int | None] = {}
+        """What each layer was told about how far back it may look."""
 
     def __call__(
         self,
@@ -90,6 +92,7 @@ class _Survey:
         **arguments: Any,
     ) -> tuple[torch.Tensor, None]:
         refuse_unknown(attention_mask, arguments)
+        self.windows[layer_index(module)] = sliding_window
         self.calls.append(
             LayerCall(layer_index(module), query.shape[1], key.shape[1], key.shape[3], value.shape[3], key.dtype)
         )
@@ -112,8 +115,10 @@ def survey(model: Any) -> KVLayout:
     device = next(model.parameters()).device
     token_ids = torch.zeros((1, 2), dtype=torch.int64, device=device)
     model(input_ids=token_ids, position_ids=torch.arange(2, device=device)[None], use_cache=False)
-    num_layers = model.config.get_text_config().num_hidden_layers
+    config = model.config.get_text_config()
+    num_layers = config.num_hidden_layers
     require_one_call_each([call.layer for call in seen.calls], num_layers)
+    _refuse_untold_windows(config, seen.windows)
     first = seen.calls[0]
     for call in seen.calls:
         if call._replace(layer=first.layer) != first:
@@ -130,6 +135,21 @@ def require_one_call_each(layers_called: Sequence[int], num_layers: int) -> None
             f"{len(set(layers_called))} of {num_layers} layers use the attention hook, with {len(layers_called)} "
             "calls; each must use it exactly once"
         )
+
+
+def _refuse_untold_windows(config: Any, told: Mapping[int, int | None]) -> None:
+    """Refuse a model that keeps its layers' windows to the masks it makes: we have none, and no probe is that long."""
+    window = getattr(config, "sliding_window", None)
+    if getattr(config, "use_sliding_window", True) is False:
+        window = None
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * len(told)
+    for layer, kind in enumerate(kinds):
+        if kind not in ("full_attention", "sliding_attention"):
+            raise ModelRefusedError(f"layer {layer} attends by {kind!r}, which is not supported")
+        if kind == "sliding_attention" and told[layer] != window:
+            raise ModelRefusedError(
+                f"layer {layer} should look back {window} tokens, and its attention is told {told[layer]}"
+            )
 
 
 def _sizes(call: LayerCall) -> str:

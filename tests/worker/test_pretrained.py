@@ -53,6 +53,21 @@ def test_a_folder_becomes_a_runner(folder: Path, load: Load) -> None:
     assert runner.forward([row([1, 2, 3], 0, [7])]).shape == (1, 259)
 
 
+def test_weights_may_lie_in_several_files(folder: Path, load: Load, tmp_path: Path) -> None:
+    whole = load(WorkerSettings(model=str(folder), device="cpu"))
+    shards = shutil.copytree(folder, tmp_path / "shards")
+    (shards / "model.safetensors").unlink()
+    whole.model.save_pretrained(shards, max_shard_size="20KB")
+    assert len(list(shards.glob("model-*-of-*.safetensors"))) > 1
+    runner = load(WorkerSettings(model=str(shards), device="cpu"))
+    prompt = [row([5, 6, 7, 8], 0, [7])]
+    assert torch.equal(runner.forward(prompt), whole.forward(prompt))
+    first = runner.spec.fingerprint
+    last = max(shards.glob("model-*-of-*.safetensors"))
+    last.write_bytes(last.read_bytes()[:-1] + b"\1")
+    assert load(WorkerSettings(model=str(shards), device="cpu")).spec.fingerprint != first
+
+
 def test_without_a_compiler_a_model_runs_on_torch_alone_and_says_so(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

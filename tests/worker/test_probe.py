@@ -1,11 +1,12 @@
 """The probe lets through what computes the model's own logits, and refuses the rest with its reason."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from transformers import BloomConfig, DeepseekV3Config, MambaConfig
+from transformers import BloomConfig, DeepseekV3Config, Llama4TextConfig, MambaConfig, PhimoeConfig
 
 from prefixgate.cache.kv_storage import KVLayout
 from prefixgate.worker.model_runner import ModelRefusedError, ModelSpec, TextAssets
@@ -112,11 +113,66 @@ def test_layers_with_different_heads_are_refused() -> None:
             "keys and values differ in size: layer 0 has 4 query and 4 kv heads with 12 numbers a key and 8 a value",
             id="key and value sizes",
         ),
+        pytest.param(
+            Llama4TextConfig(
+                **SIZES,
+                head_dim=8,
+                intermediate_size_mlp=48,
+                num_local_experts=2,
+                attention_chunk_size=16,
+                layer_types=["full_attention", "chunked_attention"],
+            ),
+            "layer 1 attends by 'chunked_attention', which is not supported",
+            id="attention in pieces",
+        ),
+        pytest.param(
+            PhimoeConfig(**SIZES, num_local_experts=2, sliding_window=12),
+            "layer 0 should look back 12 tokens, and its attention is told None",
+            id="a window that only a mask has",
+        ),
     ],
 )
 def test_what_a_pool_cannot_serve_is_refused(config: Any, reason: str) -> None:
     with pytest.raises(ModelRefusedError, match=re.escape(reason)):
         survey(make_model(config))
+
+
+def attention_told(model: Any, **more: Any) -> None:
+    """Make every layer tell its attention function something more, or something else."""
+
+    def telling(original: Callable[..., object]) -> Callable[..., object]:
+        return lambda *arguments, **options: original(*arguments, **{**options, **more})
+
+    for layer in model.model.layers:
+        layer.self_attn.forward = telling(layer.self_attn.forward)
+
+
+def test_an_argument_of_attention_that_nobody_knows_is_refused() -> None:
+    model = make_model(llama_config())
+    attention_told(model, alibi_slopes=torch.ones(4))
+    with pytest.raises(ModelRefusedError, match="the model's attention has 'alibi_slopes', which is not supported"):
+        survey(model)
+
+
+def test_attention_that_looks_ahead_is_refused() -> None:
+    model = make_model(llama_config())
+    attention_told(model, is_causal=False)
+    with pytest.raises(ModelRefusedError, match="the model's attention is not causal"):
+        survey(model)
+
+
+def test_a_model_that_makes_its_own_mask_is_refused() -> None:
+    model = make_model(llama_config())
+    attention_told(model, attention_mask=torch.zeros(1, 1, 2, 2))
+    with pytest.raises(ModelRefusedError, match="the model makes its own attention mask"):
+        survey(model)
+
+
+def test_a_layer_that_does_not_say_which_it_is_is_refused() -> None:
+    model = make_model(llama_config())
+    model.model.layers[1].self_attn.layer_idx = None
+    with pytest.raises(ModelRefusedError, match=r"LlamaAttention does not say which layer it is \(layer_idx\)"):
+        survey(model)
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
