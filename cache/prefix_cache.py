@@ -9,7 +9,6 @@ each stands where it stands and what the other orders break.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from prefixgate.cache.accounts import Account, Accounts, TenantShare
 from prefixgate.cache.admission import Admission, Admitter, CacheMode
@@ -30,20 +29,7 @@ from prefixgate.cache.pins import Pin, PinLimitError, Pins
 from prefixgate.cache.prefix_index import PrefixIndex
 from prefixgate.cache.prompt import Prompt
 from prefixgate.cache.publisher import Publisher
-
-
-class CacheStats(NamedTuple):
-    """The cache at this moment, in blocks, and what it did since it was made."""
-
-    total_blocks: int
-    free_blocks: int
-    active_blocks: int
-    cached_blocks: int
-    reserved_blocks: int
-    pinned_blocks: int
-    evictions_total: int
-    copies_total: int
-    collisions_total: int
+from prefixgate.cache.stats import CacheStats
 
 
 class PrefixCache:
@@ -302,11 +288,16 @@ class PrefixCache:
 
         Raises PinLimitError, with the numbers, where it would pin more than the limit allows, or more than the tenant
         may take now: cached blocks that are pinned can no longer make room for what others are owed or were promised.
-        A prompt of which nothing is cached gives a pin without blocks.
+        A prompt of which nothing is cached gives a pin without blocks. Blocks that are pinned as they are keep their
+        pin, which is extended where that is later.
         """
         prompt = self.prompt(scope, token_ids)
         root = self.index.hold_root(scope)
         blocks, _ = self.index.match(root, prompt.hashes, prompt.contents)
+        extended = self.pins.extend(blocks, expires_at)
+        if extended is not None:
+            self.index.drop_root(root)
+            return extended
         account = self.accounts.of(scope.tenant)
         try:
             idle = sum(1 for block in blocks if not self.pool.ref_counts[block])
@@ -334,22 +325,25 @@ class PrefixCache:
             self._release_pin(pin)
         return len(expired)
 
-    def flush(self, tenant: str) -> int:
-        """Forget all that is cached for a tenant. Returns how many blocks became free.
+    def flush(self, tenant: str, salt: str | None = None) -> int:
+        """Forget what is cached for a tenant, or under one of its salts only. Returns how many blocks became free.
 
         What live sequences and pins hold stays theirs, can no longer be found, and becomes free when they end.
         """
         freed = 0
-        for root in self.index.roots_of(tenant):
+        for root in self.index.roots_of(tenant, salt):
             for table in self._tables:
                 if table.root == root:
                     self.in_flight.leave(table)
                     table.publishable = False
             nodes = self.index.walk(root)
+            if salt is not None:
+                self.events.removed(tenant, [found for node in nodes if (found := self.index.hashes[node]) is not None])
             self.index.detach_root(root)
             freed += self._free_idle(nodes, self.accounts.of(tenant))
-        self.evictor.evicted_hashes.forget(tenant)
-        self.events.cleared(tenant)
+        if salt is None:
+            self.evictor.evicted_hashes.forget(tenant)
+            self.events.cleared(tenant)
         return freed
 
     # How blocks are taken and let go

@@ -82,9 +82,10 @@ class PrefixIndex:
     def roots(self) -> Iterator[int]:
         return iter(self._scopes)
 
-    def roots_of(self, tenant: str) -> list[int]:
-        """Roots of a tenant's scopes that can be found."""
-        return [root for scope, root in self._roots.items() if scope.tenant == tenant]
+    def roots_of(self, tenant: str, salt: str | None = None) -> list[int]:
+        """Roots of a tenant's scopes that can be found; with a salt, of those under it only."""
+        own = ((scope, root) for scope, root in self._roots.items() if scope.tenant == tenant)
+        return [root for scope, root in own if salt is None or scope.salt == salt]
 
     def root_of(self, node: int) -> int:
         """The root above a node; O(depth)."""

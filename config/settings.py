@@ -10,6 +10,7 @@ from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from prefixgate.config.contradictions import contradictions
 from prefixgate.config.kinds import (
     AddressText,
     Choice,
@@ -87,6 +88,11 @@ class GatewaySettings:
         "", _PATH, "File with the certificate chain, PEM, that this gateway shows to its workers."
     )
     worker_client_key: str = setting("", _PATH, "File with the private key of worker_client_cert, PEM, not encrypted.")
+    worker_tls_name: str = setting(
+        "",
+        Text("a host name", r"[A-Za-z0-9.-]*"),
+        "Name that the workers' certificates hold, where it is not the host in gateway.workers, as with dns: names.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +174,12 @@ class CacheSettings:
         "adaptive",
         Choice(("adaptive", "lru")),
         'Which cached block goes first: "adaptive" keeps what the pool has learned to come back, and is "lru" else.',
+    )
+    pin_share: float = setting(
+        0.1,
+        Number(0, 0.9),
+        "Part of the pool that the pins of all tenants together may hold. No single call can have it either, so that "
+        "pins never stand in the way of one. 0 allows no pins.",
     )
     hash_key: str = setting(
         "",
@@ -267,7 +279,8 @@ def load_settings(path: Path | None, overrides: Mapping[str, str]) -> Settings:
         limits=LimitSettings(**values["limits"]),
         tenants=_read_tenants(document.get("tenants", {})),
     )
-    _check_together(settings)
+    for contradiction in contradictions(settings):
+        raise SettingsError(contradiction)
     return settings
 
 
@@ -358,29 +371,3 @@ def _read_tenants(value: object) -> dict[str, TenantSettings]:
 def _allowed(section: type[Any], setting: str) -> str:
     kind: Kind = _field("", section, setting).metadata["kind"]
     return kind.allowed
-
-
-def _check_together(settings: Settings) -> None:
-    cache = settings.cache
-    if cache.memory is not None and cache.blocks is not None:
-        raise SettingsError(f"cache.memory and cache.blocks ({cache.blocks}): only one of both sets the pool's size")
-    if cache.hash_key and cache.hash_key_file:
-        raise SettingsError("cache.hash_key and cache.hash_key_file: only one of both names the key")
-    gateway, worker = settings.gateway, settings.worker
-    _check_tls("gateway.tls", gateway.tls_cert, gateway.tls_key, gateway.tls_client_ca)
-    _check_tls("worker.tls", worker.tls_cert, worker.tls_key, worker.tls_client_ca)
-    _check_pair("gateway.worker_client", gateway.worker_client_cert, gateway.worker_client_key)
-    if gateway.worker_client_cert and not gateway.worker_ca:
-        raise SettingsError("gateway.worker_client_cert: needs gateway.worker_ca, without which there is no TLS")
-
-
-def _check_tls(prefix: str, certificate: str, key: str, client_ca: str) -> None:
-    _check_pair(prefix, certificate, key)
-    if client_ca and not certificate:
-        raise SettingsError(f"{prefix}_client_ca: needs {prefix}_cert, without which there is no TLS")
-
-
-def _check_pair(prefix: str, certificate: str, key: str) -> None:
-    if bool(certificate) != bool(key):
-        missing, given = ("key", "cert") if certificate else ("cert", "key")
-        raise SettingsError(f"{prefix}_{missing}: is not set, but {prefix}_{given} is; both belong together")

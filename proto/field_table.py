@@ -12,7 +12,6 @@ import grpc
 
 from prefixgate.proto import gateway_pb2, generation_pb2, worker_pb2
 from prefixgate.proto.fields import (
-    UNIMPLEMENTED,
     AnyValue,
     Bound,
     Bounds,
@@ -25,7 +24,6 @@ from prefixgate.proto.fields import (
     OneOf,
     Row,
     Text,
-    Unserved,
     invalid,
 )
 
@@ -38,6 +36,7 @@ MAX_STOP_BYTES = 1024
 MAX_TTL_SECONDS = 86_400
 
 _ONE = Number(1, 1)
+_KEEPING = (generation_pb2.CACHE_MODE_UNSPECIFIED, generation_pb2.CACHE_MODE_DEFAULT)
 _NOT_FOUND: int = grpc.StatusCode.NOT_FOUND.value[0]
 _FAILED_PRECONDITION: int = grpc.StatusCode.FAILED_PRECONDITION.value[0]
 
@@ -64,9 +63,16 @@ def _check_chat_size(path: str, chat: gateway_pb2.Chat, bounds: Bounds) -> None:
 
 def _check_kept(path: str, request: gateway_pb2.WarmRequest, bounds: Bounds) -> None:
     """Check that what is computed is kept, as nothing else comes of it."""
-    if request.cache.mode not in (generation_pb2.CACHE_MODE_UNSPECIFIED, generation_pb2.CACHE_MODE_DEFAULT):
+    if request.cache.mode not in _KEEPING:
         name = generation_pb2.CacheMode.Name(request.cache.mode)
         raise invalid("cache.mode", f"{name} keeps nothing; must be CACHE_MODE_DEFAULT")
+
+
+def _check_pinned(path: str, cache: generation_pb2.CacheControl, bounds: Bounds) -> None:
+    """Check that what is to be pinned is kept in the first place."""
+    if cache.HasField("ttl_seconds") and cache.mode not in _KEEPING:
+        name = generation_pb2.CacheMode.Name(cache.mode)
+        raise invalid(f"{path}.ttl_seconds", f"{cache.ttl_seconds:g} with {name}, which keeps nothing; leave it unset")
 
 
 def _check_prefill_only(path: str, submit: worker_pb2.Submit, bounds: Bounds) -> None:
@@ -106,9 +112,10 @@ CACHE = Message(
     {
         "mode": Row(EnumName("CacheMode", generation_pb2.CacheMode.values()), "CACHE_MODE_DEFAULT"),
         "salt": Row(Text(), "empty"),
-        "ttl_seconds": Row(Unserved(), "none", "seconds", code=UNIMPLEMENTED),
+        "ttl_seconds": Row(Number(0, MAX_TTL_SECONDS, above_low=True), "no pin", "seconds"),
         "retention": Row(Number(0, 100), "what the blocks have"),
-    }
+    },
+    _check_pinned,
 )
 
 CHAT_MESSAGE = Message(
@@ -235,7 +242,7 @@ TABLE: Mapping[str, Message] = {
     "Chat": CHAT,
     "TokenIds": TOKEN_IDS,
     "DescribeRequest": Message({}),
-    "ReportRequest": Message({"tenant": Row(AnyValue("any; an unknown one has counts of 0"), "none")}),
+    "ReportRequest": Message({"tenant": _TENANT}),
     "SessionRequest": Message({"hello": Row(HELLO), "submit": Row(SUBMIT), "cancel": Row(CANCEL)}),
     "Hello": HELLO,
     "Submit": SUBMIT,

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, Protocol
 import grpc
 
 INVALID_ARGUMENT: int = grpc.StatusCode.INVALID_ARGUMENT.value[0]
-UNIMPLEMENTED: int = grpc.StatusCode.UNIMPLEMENTED.value[0]
 
 MAX_NAME_BYTES = 128
 """For tenants, request ids and salts."""
@@ -26,7 +25,7 @@ class FieldError(Exception):
     """A field breaks a rule. ``message`` names the field, the value and the bound, and can be shown to the client."""
 
     code: int
-    """A gRPC status code: INVALID_ARGUMENT, or UNIMPLEMENTED for a field that is not served yet."""
+    """A gRPC status code."""
     field: str
     """Path of the field, such as ``sampling.top_p``."""
     message: str
@@ -239,20 +238,6 @@ class AnyValue:
 
     def check(self, path: str, value: object, bounds: Bounds) -> None:
         """Take it."""
-
-
-@dataclass(frozen=True)
-class Unserved:
-    """A field that is not served yet, and refused when it is set to anything, zero included."""
-
-    @property
-    def allowed(self) -> str:
-        """Nothing is."""
-        return "not served yet"
-
-    def check(self, path: str, value: object, bounds: Bounds) -> None:
-        """Refuse it."""
-        raise FieldError(UNIMPLEMENTED, path, f"{path}: not served yet; leave it unset")
 
 
 @dataclass(frozen=True)

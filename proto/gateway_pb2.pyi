@@ -150,40 +150,62 @@ class StatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatsResponse(_message.Message):
-    __slots__ = ("model", "model_fingerprint", "context_length", "incarnation", "pool", "running_calls", "waiting_calls", "queried_tokens", "hit_tokens")
+    __slots__ = ("model", "model_fingerprint", "context_length", "tenant", "workers")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    POOL_FIELD_NUMBER: _ClassVar[int]
-    RUNNING_CALLS_FIELD_NUMBER: _ClassVar[int]
-    WAITING_CALLS_FIELD_NUMBER: _ClassVar[int]
-    QUERIED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
     model: str
     model_fingerprint: str
     context_length: int
+    tenant: TenantStats
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStats]
+    def __init__(self, model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., context_length: _Optional[int] = ..., tenant: _Optional[_Union[TenantStats, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStats, _Mapping]]] = ...) -> None: ...
+
+class WorkerStats(_message.Message):
+    __slots__ = ("incarnation", "pool", "tenant")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     incarnation: str
     pool: PoolStats
-    running_calls: int
-    waiting_calls: int
-    queried_tokens: int
-    hit_tokens: int
-    def __init__(self, model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., context_length: _Optional[int] = ..., incarnation: _Optional[str] = ..., pool: _Optional[_Union[PoolStats, _Mapping]] = ..., running_calls: _Optional[int] = ..., waiting_calls: _Optional[int] = ..., queried_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ...) -> None: ...
+    tenant: TenantStats
+    def __init__(self, incarnation: _Optional[str] = ..., pool: _Optional[_Union[PoolStats, _Mapping]] = ..., tenant: _Optional[_Union[TenantStats, _Mapping]] = ...) -> None: ...
 
 class PoolStats(_message.Message):
-    __slots__ = ("block_size", "total_blocks", "free_blocks", "active_blocks", "cached_blocks")
+    __slots__ = ("block_size", "total_blocks", "pin_limit_blocks")
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    ACTIVE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PIN_LIMIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     block_size: int
     total_blocks: int
-    free_blocks: int
+    pin_limit_blocks: int
+    def __init__(self, block_size: _Optional[int] = ..., total_blocks: _Optional[int] = ..., pin_limit_blocks: _Optional[int] = ...) -> None: ...
+
+class TenantStats(_message.Message):
+    __slots__ = ("running_calls", "waiting_calls", "active_blocks", "cached_blocks", "floor_blocks", "cap_blocks", "pins", "pinned_blocks", "queried_tokens", "hit_tokens")
+    RUNNING_CALLS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_CALLS_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FLOOR_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CAP_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PINS_FIELD_NUMBER: _ClassVar[int]
+    PINNED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    QUERIED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    running_calls: int
+    waiting_calls: int
     active_blocks: int
     cached_blocks: int
-    def __init__(self, block_size: _Optional[int] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., active_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ...) -> None: ...
+    floor_blocks: int
+    cap_blocks: int
+    pins: int
+    pinned_blocks: int
+    queried_tokens: int
+    hit_tokens: int
+    def __init__(self, running_calls: _Optional[int] = ..., waiting_calls: _Optional[int] = ..., active_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., floor_blocks: _Optional[int] = ..., cap_blocks: _Optional[int] = ..., pins: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., queried_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
     __slots__ = ("prompt", "token_ids", "chat", "model", "salt", "request_id")

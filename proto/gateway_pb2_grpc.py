@@ -28,8 +28,8 @@ if _version_not_supported:
 class GatewayStub:
     """The front door. Every method needs a credential (metadata `authorization: Bearer KEY`) unless the gateway runs with
     its single local tenant. Statuses used by all methods: UNAUTHENTICATED (no or unknown key), INVALID_ARGUMENT (names
-    field, value and bound), UNIMPLEMENTED (a field not served yet), RESOURCE_EXHAUSTED (full; try later),
-    DEADLINE_EXCEEDED, UNAVAILABLE (no worker, or draining; try later), INTERNAL (a fault of ours, with a request id).
+    field, value and bound), RESOURCE_EXHAUSTED (full; try later), DEADLINE_EXCEEDED, UNAVAILABLE (no worker, or
+    draining; try later), INTERNAL (a fault of ours, with a request id).
     """
 
     def __init__(self, channel):
@@ -93,8 +93,8 @@ class GatewayStub:
 class GatewayServicer:
     """The front door. Every method needs a credential (metadata `authorization: Bearer KEY`) unless the gateway runs with
     its single local tenant. Statuses used by all methods: UNAUTHENTICATED (no or unknown key), INVALID_ARGUMENT (names
-    field, value and bound), UNIMPLEMENTED (a field not served yet), RESOURCE_EXHAUSTED (full; try later),
-    DEADLINE_EXCEEDED, UNAVAILABLE (no worker, or draining; try later), INTERNAL (a fault of ours, with a request id).
+    field, value and bound), RESOURCE_EXHAUSTED (full; try later), DEADLINE_EXCEEDED, UNAVAILABLE (no worker, or
+    draining; try later), INTERNAL (a fault of ours, with a request id).
     """
 
     def Generate(self, request, context):
@@ -237,8 +237,8 @@ def add_GatewayServicer_to_server(servicer, server):
 class Gateway:
     """The front door. Every method needs a credential (metadata `authorization: Bearer KEY`) unless the gateway runs with
     its single local tenant. Statuses used by all methods: UNAUTHENTICATED (no or unknown key), INVALID_ARGUMENT (names
-    field, value and bound), UNIMPLEMENTED (a field not served yet), RESOURCE_EXHAUSTED (full; try later),
-    DEADLINE_EXCEEDED, UNAVAILABLE (no worker, or draining; try later), INTERNAL (a fault of ours, with a request id).
+    field, value and bound), RESOURCE_EXHAUSTED (full; try later), DEADLINE_EXCEEDED, UNAVAILABLE (no worker, or
+    draining; try later), INTERNAL (a fault of ours, with a request id).
     """
 
     @staticmethod

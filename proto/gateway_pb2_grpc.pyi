@@ -29,8 +29,8 @@ GRPC_VERSION: str
 class GatewayStub:
     """The front door. Every method needs a credential (metadata `authorization: Bearer KEY`) unless the gateway runs with
     its single local tenant. Statuses used by all methods: UNAUTHENTICATED (no or unknown key), INVALID_ARGUMENT (names
-    field, value and bound), UNIMPLEMENTED (a field not served yet), RESOURCE_EXHAUSTED (full; try later),
-    DEADLINE_EXCEEDED, UNAVAILABLE (no worker, or draining; try later), INTERNAL (a fault of ours, with a request id).
+    field, value and bound), RESOURCE_EXHAUSTED (full; try later), DEADLINE_EXCEEDED, UNAVAILABLE (no worker, or
+    draining; try later), INTERNAL (a fault of ours, with a request id).
     """
 
     @_typing.overload
@@ -71,8 +71,8 @@ class GatewayStub:
 class GatewayAsyncStub(GatewayStub):
     """The front door. Every method needs a credential (metadata `authorization: Bearer KEY`) unless the gateway runs with
     its single local tenant. Statuses used by all methods: UNAUTHENTICATED (no or unknown key), INVALID_ARGUMENT (names
-    field, value and bound), UNIMPLEMENTED (a field not served yet), RESOURCE_EXHAUSTED (full; try later),
-    DEADLINE_EXCEEDED, UNAVAILABLE (no worker, or draining; try later), INTERNAL (a fault of ours, with a request id).
+    field, value and bound), RESOURCE_EXHAUSTED (full; try later), DEADLINE_EXCEEDED, UNAVAILABLE (no worker, or
+    draining; try later), INTERNAL (a fault of ours, with a request id).
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -109,8 +109,8 @@ class GatewayAsyncStub(GatewayStub):
 class GatewayServicer(metaclass=_abc_1.ABCMeta):
     """The front door. Every method needs a credential (metadata `authorization: Bearer KEY`) unless the gateway runs with
     its single local tenant. Statuses used by all methods: UNAUTHENTICATED (no or unknown key), INVALID_ARGUMENT (names
-    field, value and bound), UNIMPLEMENTED (a field not served yet), RESOURCE_EXHAUSTED (full; try later),
-    DEADLINE_EXCEEDED, UNAVAILABLE (no worker, or draining; try later), INTERNAL (a fault of ours, with a request id).
+    field, value and bound), RESOURCE_EXHAUSTED (full; try later), DEADLINE_EXCEEDED, UNAVAILABLE (no worker, or
+    draining; try later), INTERNAL (a fault of ours, with a request id).
     """
 
     @_abc_1.abstractmethod

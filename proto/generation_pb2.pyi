@@ -107,7 +107,7 @@ class CacheControl(_message.Message):
     def __init__(self, mode: _Optional[_Union[CacheMode, str]] = ..., salt: _Optional[str] = ..., ttl_seconds: _Optional[float] = ..., retention: _Optional[int] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "cached_tokens", "block_hit_tokens", "partial_copy_tokens", "claimed_tail_tokens", "copied_blocks", "completion_tokens", "queue_seconds", "first_token_seconds")
+    __slots__ = ("prompt_tokens", "cached_tokens", "block_hit_tokens", "partial_copy_tokens", "claimed_tail_tokens", "copied_blocks", "completion_tokens", "queue_seconds", "first_token_seconds", "pinned_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +117,7 @@ class Usage(_message.Message):
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PINNED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     cached_tokens: int
     block_hit_tokens: int
@@ -126,4 +127,5 @@ class Usage(_message.Message):
     completion_tokens: int
     queue_seconds: float
     first_token_seconds: float
-    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., block_hit_tokens: _Optional[int] = ..., partial_copy_tokens: _Optional[int] = ..., claimed_tail_tokens: _Optional[int] = ..., copied_blocks: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., first_token_seconds: _Optional[float] = ...) -> None: ...
+    pinned_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., block_hit_tokens: _Optional[int] = ..., partial_copy_tokens: _Optional[int] = ..., claimed_tail_tokens: _Optional[int] = ..., copied_blocks: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., first_token_seconds: _Optional[float] = ..., pinned_tokens: _Optional[int] = ...) -> None: ...

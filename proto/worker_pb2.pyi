@@ -1,6 +1,7 @@
 from prefixgate.proto import gateway_pb2 as _gateway_pb2
 from prefixgate.proto import generation_pb2 as _generation_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -8,9 +9,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class DescribeRequest(_message.Message):
+class SnapshotPart(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    def __init__(self) -> None: ...
+    SNAPSHOT_PART_NONE: _ClassVar[SnapshotPart]
+    SNAPSHOT_PART_SOME: _ClassVar[SnapshotPart]
+    SNAPSHOT_PART_LAST: _ClassVar[SnapshotPart]
+SNAPSHOT_PART_NONE: SnapshotPart
+SNAPSHOT_PART_SOME: SnapshotPart
+SNAPSHOT_PART_LAST: SnapshotPart
+
+class DescribeRequest(_message.Message):
+    __slots__ = ("known_incarnation",)
+    KNOWN_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    known_incarnation: str
+    def __init__(self, known_incarnation: _Optional[str] = ...) -> None: ...
 
 class ModelDescription(_message.Message):
     __slots__ = ("model", "fingerprint", "vocabulary_size", "eos_ids", "context_length", "block_size", "max_call_tokens", "hash_key_fingerprint", "incarnation", "tokenizer", "chat_template", "template_tokens", "text_digest", "protocol_version")
@@ -50,6 +62,52 @@ class ModelDescription(_message.Message):
     text_digest: bytes
     protocol_version: int
     def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., context_length: _Optional[int] = ..., block_size: _Optional[int] = ..., max_call_tokens: _Optional[int] = ..., hash_key_fingerprint: _Optional[bytes] = ..., incarnation: _Optional[str] = ..., tokenizer: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., template_tokens: _Optional[_Mapping[str, str]] = ..., text_digest: _Optional[bytes] = ..., protocol_version: _Optional[int] = ...) -> None: ...
+
+class EventsRequest(_message.Message):
+    __slots__ = ("incarnation",)
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    def __init__(self, incarnation: _Optional[str] = ...) -> None: ...
+
+class EventBatch(_message.Message):
+    __slots__ = ("first_number", "events", "snapshot", "load")
+    FIRST_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    first_number: int
+    events: _containers.RepeatedCompositeFieldContainer[CacheEvent]
+    snapshot: SnapshotPart
+    load: WorkerLoad
+    def __init__(self, first_number: _Optional[int] = ..., events: _Optional[_Iterable[_Union[CacheEvent, _Mapping]]] = ..., snapshot: _Optional[_Union[SnapshotPart, str]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ...) -> None: ...
+
+class CacheEvent(_message.Message):
+    __slots__ = ("stored", "removed", "cleared")
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    CLEARED_FIELD_NUMBER: _ClassVar[int]
+    stored: TenantBlocks
+    removed: TenantBlocks
+    cleared: str
+    def __init__(self, stored: _Optional[_Union[TenantBlocks, _Mapping]] = ..., removed: _Optional[_Union[TenantBlocks, _Mapping]] = ..., cleared: _Optional[str] = ...) -> None: ...
+
+class TenantBlocks(_message.Message):
+    __slots__ = ("tenant", "hashes")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    hashes: bytes
+    def __init__(self, tenant: _Optional[str] = ..., hashes: _Optional[bytes] = ...) -> None: ...
+
+class WorkerLoad(_message.Message):
+    __slots__ = ("running", "waiting", "draining")
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    running: int
+    waiting: int
+    draining: bool
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class SessionRequest(_message.Message):
     __slots__ = ("hello", "submit", "cancel")
@@ -166,22 +224,6 @@ class ReportRequest(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     def __init__(self, tenant: _Optional[str] = ...) -> None: ...
-
-class WorkerReport(_message.Message):
-    __slots__ = ("incarnation", "pool", "running_calls", "waiting_calls", "queried_tokens", "hit_tokens")
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    POOL_FIELD_NUMBER: _ClassVar[int]
-    RUNNING_CALLS_FIELD_NUMBER: _ClassVar[int]
-    WAITING_CALLS_FIELD_NUMBER: _ClassVar[int]
-    QUERIED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    incarnation: str
-    pool: _gateway_pb2.PoolStats
-    running_calls: int
-    waiting_calls: int
-    queried_tokens: int
-    hit_tokens: int
-    def __init__(self, incarnation: _Optional[str] = ..., pool: _Optional[_Union[_gateway_pb2.PoolStats, _Mapping]] = ..., running_calls: _Optional[int] = ..., waiting_calls: _Optional[int] = ..., queried_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ...) -> None: ...
 
 class CachedPrompt(_message.Message):
     __slots__ = ("tenant", "salt", "token_ids")

@@ -46,10 +46,15 @@ class WorkerStub:
                 request_serializer=prefixgate_dot_proto_dot_worker__pb2.SessionRequest.SerializeToString,
                 response_deserializer=prefixgate_dot_proto_dot_worker__pb2.StepMessage.FromString,
                 _registered_method=True)
+        self.Events = channel.unary_stream(
+                '/prefixgate.v1.Worker/Events',
+                request_serializer=prefixgate_dot_proto_dot_worker__pb2.EventsRequest.SerializeToString,
+                response_deserializer=prefixgate_dot_proto_dot_worker__pb2.EventBatch.FromString,
+                _registered_method=True)
         self.Report = channel.unary_unary(
                 '/prefixgate.v1.Worker/Report',
                 request_serializer=prefixgate_dot_proto_dot_worker__pb2.ReportRequest.SerializeToString,
-                response_deserializer=prefixgate_dot_proto_dot_worker__pb2.WorkerReport.FromString,
+                response_deserializer=prefixgate_dot_proto_dot_gateway__pb2.WorkerStats.FromString,
                 _registered_method=True)
         self.Explain = channel.unary_unary(
                 '/prefixgate.v1.Worker/Explain',
@@ -97,8 +102,16 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Events(self, request, context):
+        """What the cache holds, told as it changes, and how much there is to do: for gateways that choose among workers. The
+        first messages are a snapshot. FAILED_PRECONDITION where another life of this worker is meant.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Report(self, request, context):
-        """How the pool and the queue stand now.
+        """How a tenant stands here. Run as cache control is, below.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -156,10 +169,15 @@ def add_WorkerServicer_to_server(servicer, server):
                     request_deserializer=prefixgate_dot_proto_dot_worker__pb2.SessionRequest.FromString,
                     response_serializer=prefixgate_dot_proto_dot_worker__pb2.StepMessage.SerializeToString,
             ),
+            'Events': grpc.unary_stream_rpc_method_handler(
+                    servicer.Events,
+                    request_deserializer=prefixgate_dot_proto_dot_worker__pb2.EventsRequest.FromString,
+                    response_serializer=prefixgate_dot_proto_dot_worker__pb2.EventBatch.SerializeToString,
+            ),
             'Report': grpc.unary_unary_rpc_method_handler(
                     servicer.Report,
                     request_deserializer=prefixgate_dot_proto_dot_worker__pb2.ReportRequest.FromString,
-                    response_serializer=prefixgate_dot_proto_dot_worker__pb2.WorkerReport.SerializeToString,
+                    response_serializer=prefixgate_dot_proto_dot_gateway__pb2.WorkerStats.SerializeToString,
             ),
             'Explain': grpc.unary_unary_rpc_method_handler(
                     servicer.Explain,
@@ -253,6 +271,33 @@ class Worker:
             _registered_method=True)
 
     @staticmethod
+    def Events(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/prefixgate.v1.Worker/Events',
+            prefixgate_dot_proto_dot_worker__pb2.EventsRequest.SerializeToString,
+            prefixgate_dot_proto_dot_worker__pb2.EventBatch.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Report(request,
             target,
             options=(),
@@ -268,7 +313,7 @@ class Worker:
             target,
             '/prefixgate.v1.Worker/Report',
             prefixgate_dot_proto_dot_worker__pb2.ReportRequest.SerializeToString,
-            prefixgate_dot_proto_dot_worker__pb2.WorkerReport.FromString,
+            prefixgate_dot_proto_dot_gateway__pb2.WorkerStats.FromString,
             options,
             channel_credentials,
             insecure,

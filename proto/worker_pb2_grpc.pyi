@@ -42,8 +42,12 @@ class WorkerStub:
     """One stream for each gateway: submits and cancels up, one message for each engine step down. The first message up
     is `hello`. When the stream ends, however it ends, the worker cancels the calls that came through it.
     """
-    Report: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ReportRequest, _worker_pb2.WorkerReport]
-    """How the pool and the queue stand now."""
+    Events: _grpc.UnaryStreamMultiCallable[_worker_pb2.EventsRequest, _worker_pb2.EventBatch]
+    """What the cache holds, told as it changes, and how much there is to do: for gateways that choose among workers. The
+    first messages are a snapshot. FAILED_PRECONDITION where another life of this worker is meant.
+    """
+    Report: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ReportRequest, _gateway_pb2.WorkerStats]
+    """How a tenant stands here. Run as cache control is, below."""
     Explain: _grpc.UnaryUnaryMultiCallable[_worker_pb2.CachedPrompt, _gateway_pb2.ExplainResponse]
     """Cache control, each for one tenant; see the methods of the same names in Gateway. Run between two steps of the
     engine, in order of arrival. RESOURCE_EXHAUSTED where too many wait for that, UNAVAILABLE where the engine has
@@ -71,8 +75,12 @@ class WorkerAsyncStub(WorkerStub):
     """One stream for each gateway: submits and cancels up, one message for each engine step down. The first message up
     is `hello`. When the stream ends, however it ends, the worker cancels the calls that came through it.
     """
-    Report: _aio.UnaryUnaryMultiCallable[_worker_pb2.ReportRequest, _worker_pb2.WorkerReport]  # type: ignore[assignment]
-    """How the pool and the queue stand now."""
+    Events: _aio.UnaryStreamMultiCallable[_worker_pb2.EventsRequest, _worker_pb2.EventBatch]  # type: ignore[assignment]
+    """What the cache holds, told as it changes, and how much there is to do: for gateways that choose among workers. The
+    first messages are a snapshot. FAILED_PRECONDITION where another life of this worker is meant.
+    """
+    Report: _aio.UnaryUnaryMultiCallable[_worker_pb2.ReportRequest, _gateway_pb2.WorkerStats]  # type: ignore[assignment]
+    """How a tenant stands here. Run as cache control is, below."""
     Explain: _aio.UnaryUnaryMultiCallable[_worker_pb2.CachedPrompt, _gateway_pb2.ExplainResponse]  # type: ignore[assignment]
     """Cache control, each for one tenant; see the methods of the same names in Gateway. Run between two steps of the
     engine, in order of arrival. RESOURCE_EXHAUSTED where too many wait for that, UNAVAILABLE where the engine has
@@ -111,12 +119,22 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def Events(
+        self,
+        request: _worker_pb2.EventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_worker_pb2.EventBatch], _abc.AsyncIterator[_worker_pb2.EventBatch]]:
+        """What the cache holds, told as it changes, and how much there is to do: for gateways that choose among workers. The
+        first messages are a snapshot. FAILED_PRECONDITION where another life of this worker is meant.
+        """
+
+    @_abc_1.abstractmethod
     def Report(
         self,
         request: _worker_pb2.ReportRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_worker_pb2.WorkerReport, _abc.Awaitable[_worker_pb2.WorkerReport]]:
-        """How the pool and the queue stand now."""
+    ) -> _typing.Union[_gateway_pb2.WorkerStats, _abc.Awaitable[_gateway_pb2.WorkerStats]]:
+        """How a tenant stands here. Run as cache control is, below."""
 
     @_abc_1.abstractmethod
     def Explain(

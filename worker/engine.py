@@ -1,7 +1,8 @@
 """The engine: one step after another, from waiting calls to ended ones.
 
-``submit``, ``cancel``, ``ask`` and ``report`` may be called from any thread. All else runs on one, the only thread that touches
-the cache, the scheduler and the model. An exception that leaves ``step`` means that the engine cannot go on.
+``submit``, ``cancel``, ``report`` and ``questions.ask`` may be called from any thread. All else runs on one, the only
+thread that touches the cache, the scheduler and the model. An exception that leaves ``step`` means that the engine
+cannot go on.
 """
 
 import logging
@@ -13,6 +14,7 @@ from typing import ParamSpec
 from grpc import StatusCode
 
 from prefixgate.cache.prefix_cache import PrefixCache
+from prefixgate.worker.cache_control import CacheControl
 from prefixgate.worker.deadlines import Deadlines
 from prefixgate.worker.executor import FAULT, Executor
 from prefixgate.worker.inbox import Cancellation, Inbox, InboxClosedError
@@ -20,6 +22,7 @@ from prefixgate.worker.limits import Limits
 from prefixgate.worker.model_runner import ModelRunner
 from prefixgate.worker.observations import OTHER_TENANT, Observations
 from prefixgate.worker.outbox import Outbox
+from prefixgate.worker.questions import Questions
 from prefixgate.worker.report import EngineReport, TenantBlocks
 from prefixgate.worker.request import End, RefusedError, Request, RequestState
 from prefixgate.worker.sampler import Choice
@@ -59,6 +62,8 @@ class Engine:
         self._clock = clock
         self._eos_ids = frozenset(runner.spec.eos_ids)
         self._scheduler = Scheduler(cache, limits, weights)
+        self._control = CacheControl(cache, self._scheduler, clock)
+        self.questions = Questions(self.inbox, self._control)
         self._executor = Executor(runner, cache, poison=poison)
         self._deadlines = Deadlines()
         self._time_limits = Deadlines()
@@ -127,6 +132,8 @@ class Engine:
         self._steps += 1
         self._follow_commands()
         self._end_overdue()
+        # Behind what ended, so that who heard of a call's end and asks finds what it left.
+        self.questions.answer()
         chunks = self._schedule()
         if chunks:
             # The model can take long, and a call that it runs for the first time would be seen nowhere meanwhile.
@@ -138,6 +145,11 @@ class Engine:
             self._end(request, RECEIVER_GONE)
             self._report = self._take_report()
         return bool(self._scheduler.waiting or self._scheduler.running)
+
+    def seconds_to_expiry(self) -> float | None:
+        """Time until a pin may expire, for which a step is due even without calls; None without pins."""
+        expiry = self._cache.pins.next_expiry
+        return None if expiry is None else max(0.0, expiry - self._clock())
 
     def end_all(self, end: End) -> None:
         """End every call, those that no step has seen yet included."""
@@ -189,6 +201,7 @@ class Engine:
 
     def _end_overdue(self) -> None:
         now = self._clock()
+        self._cache.expire(now)
         # First, as one step can bring both: an answer that is there is worth more than a failure.
         for request in self._time_limits.take_overdue(now):
             if request.state is not RequestState.ENDED:
@@ -226,6 +239,9 @@ class Engine:
         now = self._clock()
         for request, logprobs in result.prompt_logprobs:
             self._outbox.of(request).prompt_logprobs += logprobs
+        for chunk in result.prefilled:
+            if chunk.request not in result.failed:
+                self._advance_prefill(chunk.request, chunk.sequence)
         gaps = [
             (turn.request.scope.tenant, self._append(turn.request, turn.output, choice, now))
             for turn, choice in result.sampled
@@ -235,6 +251,17 @@ class Engine:
             self._observe(self._observations.tokens, gaps)
         for request, end in result.failed.items():
             self._end(request, end)
+
+    def _advance_prefill(self, request: Request, output: Sequence) -> None:
+        """Tell how far a prompt is that nothing is sampled behind, and end its call once it is computed."""
+        # After a preemption, what is found again of what was computed before counts as computed.
+        computed = output.num_computed - request.usage.cached_tokens
+        if computed > request.prefilled_tokens:
+            request.prefilled_tokens = computed
+            self._outbox.of(request).has_prefilled = True
+        if not output.num_uncomputed:
+            self._scheduler.finish(request)
+            self._end(request, End(StatusCode.OK))
 
     def _append(self, request: Request, output: Sequence, choice: Choice, now: float) -> float | None:
         """Take a sampled token over into its output. Its slot is written when it is computed, in the next step.
@@ -284,6 +311,8 @@ class Engine:
         for sequence in [*request.sequences, *([request.carrier] if request.carrier else [])]:
             # Of a call that failed no more is kept than what was proven and published before.
             self._scheduler.release(sequence, 0 if failed else sequence.num_computed)
+        if end.code is StatusCode.OK and request.pin_seconds is not None:
+            request.usage.pinned_tokens = self._control.keep(request.scope, request.token_ids, request.pin_seconds)
 
     def _conclude(self, request: Request, end: End) -> None:
         request.state = RequestState.ENDED
@@ -295,6 +324,11 @@ class Engine:
     # Bounds and figures
 
     def _check_fits(self, request: Request) -> None:
+        if request.pin_seconds is not None and not self._cache.pins.limit:
+            raise RefusedError(
+                StatusCode.INVALID_ARGUMENT,
+                "cache.ttl_seconds: must not be set, as cache.pin_share is 0 at this worker",
+            )
         prompt, new, outputs = len(request.token_ids), request.sampling.max_tokens, request.n
         if outputs > self._limits.max_running:
             raise RefusedError(

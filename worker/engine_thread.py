@@ -51,6 +51,7 @@ class EngineThread:
             while self._last_word is None:
                 if not self._engine.step():
                     self._rest()
+            self._engine.questions.refuse_all(self._last_word)
             self._engine.end_all(self._last_word)
         except Exception:
             logger.critical("The engine failed; every call ends", exc_info=True)
@@ -61,11 +62,12 @@ class EngineThread:
         inbox = self._engine.inbox
         if not inbox.wait(self._idle_seconds):
             self._engine.check_integrity()
-            inbox.wait()
+            inbox.wait(self._engine.seconds_to_expiry())
 
     def _abandon(self) -> None:
         """End whatever is live, after closing the inbox, so that no call can slip in behind."""
         self._engine.inbox.close()
+        self._engine.questions.refuse_all(ENGINE_FAILED)
         try:
             self._engine.abandon_all(ENGINE_FAILED)
         except Exception:

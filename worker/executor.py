@@ -63,6 +63,8 @@ class StepResult:
 
     sampled: list[tuple[Turn, Choice]] = field(default_factory=list)
     """The next tokens of outputs."""
+    prefilled: list[Chunk] = field(default_factory=list)
+    """What was computed of prompts that nothing is to be sampled behind."""
     prompt_logprobs: list[tuple[Request, list[TokenLogprob]]] = field(default_factory=list)
     """Those of the next tokens of prompts, at most one list for each call."""
     failed: dict[Request, End] = field(default_factory=dict)
@@ -152,7 +154,11 @@ class Executor:
                     self._fail(request, error, result)
                     continue
             # Outside of that: what the cache raises is nobody's fault but its own, and ends the engine.
-            for output in self._advance(chunk):
+            outputs = self._advance(chunk)
+            if request.prefill_only:
+                result.prefilled.append(chunk)
+                continue
+            for output in outputs:
                 turns.append(Turn(request, output, lines))  # noqa: PERF401 - mostly there is one
         return turns
 

@@ -1,10 +1,16 @@
 """What other threads want of the engine, kept until its next step."""
 
 import threading
-from collections import Counter
-from typing import NamedTuple
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, NamedTuple
 
+from prefixgate.worker.cache_control import CacheControl
 from prefixgate.worker.request import Request
+
+MAX_QUESTIONS = 64
+"""Questions of one tenant that may wait for an answer."""
 
 
 class Cancellation(NamedTuple):
@@ -23,8 +29,21 @@ class Commands(NamedTuple):
     """To be followed after the submits, which they may mean."""
 
 
+class Question(NamedTuple):
+    """Work on the cache for one tenant, which must be done where the cache lives."""
+
+    tenant: str
+    work: Callable[[CacheControl], Any]
+    answer: "Future[Any]"
+    """Gets what the work returns or raises. Cancelled by an asker who no longer waits: the work is not done then."""
+
+
 class InboxClosedError(Exception):
     """The engine takes nothing more."""
+
+
+class InboxFullError(Exception):
+    """Too many questions of a tenant wait."""
 
 
 class Inbox:
@@ -35,6 +54,8 @@ class Inbox:
         self._submits: list[Request] = []
         self._by_tenant: Counter[str] = Counter()
         self._cancels: list[Cancellation] = []
+        self._questions: deque[Question] = deque()
+        self._asked_by: Counter[str] = Counter()
         self._closed = False
 
     @property
@@ -62,6 +83,17 @@ class Inbox:
                 self._cancels.append(cancellation)
                 self._changed.notify()
 
+    def ask(self, question: Question) -> None:
+        """Leave a question. Raises InboxClosedError, and InboxFullError where too many of its tenant wait."""
+        with self._changed:
+            if self._closed:
+                raise InboxClosedError
+            if self._asked_by[question.tenant] >= MAX_QUESTIONS:
+                raise InboxFullError
+            self._asked_by[question.tenant] += 1
+            self._questions.append(question)
+            self._changed.notify()
+
     def close(self) -> None:
         """Refuse whatever comes from now on, and wake the waiting thread. What was left before can still be taken."""
         with self._changed:
@@ -75,7 +107,19 @@ class Inbox:
             self._submits, self._cancels, self._by_tenant = [], [], Counter()
             return commands
 
+    def take_question(self) -> Question | None:
+        """Take the question that has waited longest; None where there is none."""
+        with self._changed:
+            if not self._questions:
+                return None
+            question = self._questions.popleft()
+            self._asked_by -= Counter([question.tenant])  # drops what comes to zero
+            return question
+
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until something is there or the inbox is closed; False after ``timeout`` seconds without either."""
         with self._changed:
-            return self._changed.wait_for(lambda: bool(self._submits or self._cancels or self._closed), timeout)
+            return self._changed.wait_for(self._is_wanted, timeout)
+
+    def _is_wanted(self) -> bool:
+        return bool(self._submits or self._cancels or self._questions or self._closed)

@@ -27,6 +27,8 @@ class News:
     """Those of the new tokens, one for each, where the call asked for them."""
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     """Those of the prompt's next tokens, from its second one on."""
+    has_prefilled: bool = False
+    """Whether more of the prompt is computed, of a call that only computes that."""
 
 
 class Sink(Protocol):

@@ -99,6 +99,7 @@ class Usage:
     claimed_tail_tokens: int = 0
     copied_blocks: int = 0
     completion_tokens: int = 0
+    pinned_tokens: int = 0
     queue_seconds: float = 0.0
     first_token_seconds: float = 0.0
 
@@ -133,12 +134,18 @@ class Request:
     cache_mode: CacheMode = CacheMode.DEFAULT
     retention: int | None = None
     """Retention priority for the blocks that the call leaves; None leaves them as they are."""
+    pin_seconds: float | None = None
+    """How long its prompt stays pinned once it has ended well; None is not at all."""
+    prefill_only: bool = False
+    """Whether it ends with its prompt computed, and nothing is sampled."""
 
     state: RequestState = RequestState.WAITING
     sequences: list[Sequence] = field(init=False)
     usage: Usage = field(init=False)
     miss_reason: MissReason = MissReason.NONE
     """Why the first of the tokens that were not cached was not; set at admission."""
+    prefilled_tokens: int = 0
+    """Tokens of the prompt that were computed, where that is all it is for; never falls."""
     prompt_logprobs_told: int = 0
     """Tokens of the prompt, from the second on, whose log-probabilities were told."""
     received_at: float = 0.0

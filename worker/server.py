@@ -23,9 +23,11 @@ from prefixgate.cache.prefix_index import PrefixIndex
 from prefixgate.config.address import Address, parse_address
 from prefixgate.config.settings import Settings, SettingsError
 from prefixgate.proto import worker_pb2, worker_pb2_grpc
+from prefixgate.proto.access import ACCESS_PURPOSE, AccessGuard
 from prefixgate.proto.health import Health
 from prefixgate.proto.http_server import Check, HttpServer
 from prefixgate.proto.metrics_page import MetricsPage
+from prefixgate.proto.tls import ServerCertificates, ServerFiles, TlsError
 from prefixgate.proto.transport import SERVER_OPTIONS
 from prefixgate.worker.engine import Engine
 from prefixgate.worker.engine_thread import EngineThread
@@ -34,8 +36,8 @@ from prefixgate.worker.loader import load_runner, poisons
 from prefixgate.worker.metrics import Reading, families
 from prefixgate.worker.model_runner import ModelRunner
 from prefixgate.worker.observations import Observations
-from prefixgate.worker.report import EngineReport
 from prefixgate.worker.readable import ReadableRequests
+from prefixgate.worker.report import EngineReport
 from prefixgate.worker.service import SHUTTING_DOWN, ServedModel, WorkerService
 from prefixgate.worker.socket_file import SocketFileError, claim_socket, private_files
 from prefixgate.worker.wire import describe
@@ -147,7 +149,7 @@ class WorkerServer:
 
     async def _open_server(self) -> grpc.aio.Server:
         """Listen before the model is loaded, so that whoever waits for it can see that it comes."""
-        server = grpc.aio.server(interceptors=[ReadableRequests()], options=SERVER_OPTIONS)
+        server = grpc.aio.server(interceptors=[AccessGuard(self._hasher.derive(ACCESS_PURPOSE)), ReadableRequests()], options=SERVER_OPTIONS)
         await self._health.tell(serving=False)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         worker_pb2_grpc.add_WorkerServicer_to_server(self._service, server)
@@ -156,16 +158,29 @@ class WorkerServer:
             if address.is_unix:
                 claim_socket(Path(address.path))
             with private_files():
-                port = server.add_insecure_port(str(address))
+                port = self._bind(server, address)
                 await server.start()
         except (SocketFileError, RuntimeError) as error:
             raise ListenError(f"worker.listen: {address} cannot be listened on: {error}") from error
-        if not address.is_local:
-            logger.warning(
-                "worker.listen: %s is open to other machines; who reaches it can act for any tenant", address
-            )
         logger.info("Listening on %s", address if address.is_unix else Address(address.host, port))
         return server
+
+    def _bind(self, server: grpc.aio.Server, address: Address) -> int:
+        """Bind, by TLS where that is set up; a Unix socket's permissions do for it what TLS does for the network."""
+        worker = self._settings.worker
+        if worker.tls_cert and not address.is_unix:
+            try:
+                files = ServerFiles(worker.tls_cert, worker.tls_key, worker.tls_client_ca)
+                return server.add_secure_port(str(address), ServerCertificates(files).credentials())
+            except TlsError as error:
+                raise SettingsError(f"worker.tls_cert: {error}") from error
+        if not address.is_local:
+            logger.warning(
+                "worker.listen: %s can be reached by other machines without TLS: prompts, answers and the proof that "
+                "makes a gateway one travel in the clear",
+                address,
+            )
+        return server.add_insecure_port(str(address))
 
     async def _load(self) -> ModelRunner | None:
         """Load the model on a thread of its own; None where the worker was asked to stop before it was there."""
@@ -196,7 +211,9 @@ class WorkerServer:
         self._engine = EngineThread(engine, self._engine_failed)
         self._report = engine.report
         self._engine.start()
-        self._service.serve(ServedModel(spec, description, engine, observations, self._limits.max_running))
+        self._service.serve(
+            ServedModel(spec, description, engine, observations, self._limits.max_running, cache.pins.limit)
+        )
         self._page.show(
             lambda: families(
                 Reading(observations, engine.report(), spec.name, cache.block_size, engine.tenant_blocks())
@@ -213,9 +230,16 @@ class WorkerServer:
         index = NullPrefixIndex if self._settings.cache.mode == "off" else PrefixIndex
         policy = LRUPolicy if self._settings.cache.eviction == "lru" else AdaptivePolicy
         try:
-            return PrefixCache(num_blocks, self._hasher, shares=shares, index=index, policy=policy)
+            return PrefixCache(
+                num_blocks,
+                self._hasher,
+                shares=shares,
+                pin_limit=int(num_blocks * self._settings.cache.pin_share),
+                index=index,
+                policy=policy,
+            )
         except ValueError as error:
-            raise SettingsError(f"tenants: {error}") from error
+            raise SettingsError(f"tenants and cache.pin_share ({self._settings.cache.pin_share}): {error}") from error
 
     def _engine_failed(self) -> None:
         """Hear from the engine's thread that it is dead."""

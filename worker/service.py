@@ -2,23 +2,29 @@
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from grpc import StatusCode
 from grpc.aio import ServicerContext
 
-from prefixgate.proto import worker_pb2, worker_pb2_grpc
-from prefixgate.proto.field_table import HELLO
-from prefixgate.proto.fields import Bounds, FieldError
+from prefixgate.proto import gateway_pb2, worker_pb2, worker_pb2_grpc
+from prefixgate.proto.field_table import HELLO, TABLE
+from prefixgate.proto.fields import Bound, Bounds, FieldError
 from prefixgate.proto.transport import PROTOCOL_VERSION
+from prefixgate.worker.cache_control import CacheControl
+from prefixgate.worker.control_wire import read_pin_id, write_explanation, write_pin, write_standing
 from prefixgate.worker.engine import Engine
+from prefixgate.worker.executor import FAULT
 from prefixgate.worker.model_runner import ModelSpec
 from prefixgate.worker.observations import Observations
-from prefixgate.worker.request import End
+from prefixgate.worker.request import End, RefusedError
 from prefixgate.worker.session import CODES, Session, SessionEndedError
-from prefixgate.worker.wire import write_report
+from prefixgate.worker.wire import scope_of
+
+T = TypeVar("T")
+Context = ServicerContext[Any, Any]
 
 SHUTTING_DOWN = End(StatusCode.UNAVAILABLE, "the worker is shutting down; try again later")
 
@@ -32,6 +38,14 @@ class ServedModel:
     engine: Engine
     observations: Observations
     max_outputs: int
+    pin_limit: int
+    """In blocks."""
+
+    @property
+    def bounds(self) -> Bounds:
+        """What the fields of a prompt must keep to."""
+        spec = self.spec
+        return Bounds({Bound.VOCABULARY_SIZE: spec.vocabulary_size, Bound.PROMPT_TOKENS: spec.context_length - 1})
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
@@ -74,23 +88,6 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     ) -> worker_pb2.ModelDescription:
         """Tell all that a gateway needs to serve the model."""
         return (await self._ready(context)).description
-
-    async def Report(
-        self,
-        request: worker_pb2.ReportRequest,
-        context: ServicerContext[worker_pb2.ReportRequest, worker_pb2.WorkerReport],
-    ) -> worker_pb2.WorkerReport:
-        """Tell how the pool and the queue stand."""
-        model = await self._ready(context)
-        # Of tenants that are not in the settings only a sum is kept, which is none of theirs to see.
-        known = request.tenant in model.observations.tenants
-        return write_report(
-            model.engine.report(),
-            block_size=model.description.block_size,
-            incarnation=model.description.incarnation,
-            queried_tokens=model.observations.queried_tokens(request.tenant) if known else 0,
-            hit_tokens=model.observations.hit_tokens(request.tenant) if known else 0,
-        )
 
     async def Session(  # type: ignore[override]  # written to with `context.write`, so that a cancel arrives in here
         self,
@@ -135,10 +132,87 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             self._sessions.discard(session)
             self._progress.set()
 
-    async def _ready(self, context: ServicerContext[Any, Any]) -> ServedModel:
+    async def Report(self, request: worker_pb2.ReportRequest, context: Context) -> gateway_pb2.WorkerStats:
+        """Tell how a tenant stands."""
+        tenant = request.tenant
+        standing = await self._ask(request, context, tenant, lambda control: control.standing(tenant))
+        model = await self._ready(context)
+        # Of tenants that are not in the settings only a sum is kept, which is none of theirs to see.
+        counts = model.observations if tenant in model.observations.tenants else None
+        return gateway_pb2.WorkerStats(
+            incarnation=model.description.incarnation,
+            pool=gateway_pb2.PoolStats(
+                block_size=model.description.block_size,
+                total_blocks=model.engine.report().total_blocks,
+                pin_limit_blocks=model.pin_limit,
+            ),
+            tenant=write_standing(
+                standing,
+                queried_tokens=counts.queried_tokens(tenant) if counts else 0,
+                hit_tokens=counts.hit_tokens(tenant) if counts else 0,
+            ),
+        )
+
+    # Cache control
+
+    async def Explain(self, request: worker_pb2.CachedPrompt, context: Context) -> gateway_pb2.ExplainResponse:
+        """Tell where a prompt leaves the cache, and why."""
+        model, token_ids = await self._ready(context), request.token_ids
+        scope = scope_of(model.spec, request.tenant, request.salt)
+        found = await self._ask(request, context, request.tenant, lambda control: control.explain(scope, token_ids))
+        return write_explanation(found, prompt_tokens=len(token_ids), incarnation=model.description.incarnation)
+
+    async def Pin(self, request: worker_pb2.PinCommand, context: Context) -> gateway_pb2.PinResponse:
+        """Keep what is cached of a prompt for a time."""
+        model, prompt, seconds = await self._ready(context), request.prompt, request.ttl_seconds
+        scope = scope_of(model.spec, prompt.tenant, prompt.salt)
+        pin = await self._ask(
+            request, context, prompt.tenant, lambda control: control.pin(scope, prompt.token_ids, seconds)
+        )
+        return gateway_pb2.PinResponse(
+            pin=write_pin(pin, incarnation=model.description.incarnation), prompt_tokens=len(prompt.token_ids)
+        )
+
+    async def Unpin(self, request: worker_pb2.UnpinCommand, context: Context) -> gateway_pb2.UnpinResponse:
+        """End a pin before its time."""
+        pin_id = read_pin_id(request.pin_id)
+        await self._ask(request, context, request.tenant, lambda control: control.unpin(request.tenant, pin_id))
+        return gateway_pb2.UnpinResponse()
+
+    async def ListPins(self, request: worker_pb2.ListPinsCommand, context: Context) -> gateway_pb2.ListPinsResponse:
+        """List a tenant's pins."""
+        pins = await self._ask(request, context, request.tenant, lambda control: control.pins(request.tenant))
+        incarnation = (await self._ready(context)).description.incarnation
+        return gateway_pb2.ListPinsResponse(pins=[write_pin(pin, incarnation=incarnation) for pin in pins])
+
+    async def Flush(self, request: worker_pb2.FlushCommand, context: Context) -> gateway_pb2.FlushResponse:
+        """Forget what is cached for a tenant."""
+        salt = request.salt if request.HasField("salt") else None
+        done = await self._ask(request, context, request.tenant, lambda control: control.flush(request.tenant, salt))
+        return gateway_pb2.FlushResponse(freed_blocks=done.freed_blocks, ended_pins=done.ended_pins)
+
+    async def _ask(self, request: Any, context: Context, tenant: str, work: Callable[[CacheControl], T]) -> T:
+        """Check a request and have it answered between two steps. A caller who gives up takes the question back."""
+        model = await self._ready(context)
+        try:
+            TABLE[request.DESCRIPTOR.name].check("", request, model.bounds)
+            return await asyncio.wrap_future(model.engine.questions.ask(tenant, work))
+        except Exception as error:
+            end = _end_of(error)
+            await context.abort(end.code, end.message)
+            raise
+
+    async def _ready(self, context: Context) -> ServedModel:
         if self._model is None:
             await context.abort(StatusCode.UNAVAILABLE, "the model is loading; try again later")
         return self._model
+
+
+def _end_of(error: Exception) -> End:
+    """Tell how a call ends; an error that nobody planned was logged where it was raised."""
+    if isinstance(error, FieldError):
+        return End(CODES[error.code], error.message)
+    return error.end if isinstance(error, RefusedError) else FAULT
 
 
 def _check_hello(first: worker_pb2.SessionRequest | None, description: worker_pb2.ModelDescription) -> None:

@@ -11,7 +11,6 @@ from prefixgate.proto.transport import PROTOCOL_VERSION, text_digest
 from prefixgate.worker.logprobs import TokenLogprob
 from prefixgate.worker.model_runner import ModelSpec
 from prefixgate.worker.outbox import News, Sink
-from prefixgate.worker.report import EngineReport
 from prefixgate.worker.request import End, Request, SamplingParams, Usage
 from prefixgate.worker.sequence import FinishReason
 from prefixgate.worker.token_set import TokenSet
@@ -53,16 +52,16 @@ def describe(
     )
 
 
-def scope_of(submit: worker_pb2.Submit, spec: ModelSpec) -> CacheScope:
+def scope_of(spec: ModelSpec, tenant: str, salt: str) -> CacheScope:
     """Tell with whom a call shares. The tenant is what the gateway verified; the salt can only narrow it."""
-    return CacheScope(submit.tenant, f"{spec.name}@{spec.fingerprint}", salt=submit.cache.salt)
+    return CacheScope(tenant, f"{spec.name}@{spec.fingerprint}", salt=salt)
 
 
 def read_submit(submit: worker_pb2.Submit, spec: ModelSpec, sink: Sink) -> Request:
     """Make a request of a checked submit, with every default filled in."""
     return Request(
         token_ids=list(submit.token_ids),
-        scope=scope_of(submit, spec),
+        scope=scope_of(spec, submit.tenant, submit.cache.salt),
         sampling=_read_sampling(submit.sampling),
         sink=sink,
         call_id=submit.call_id,
@@ -72,6 +71,8 @@ def read_submit(submit: worker_pb2.Submit, spec: ModelSpec, sink: Sink) -> Reque
         priority=submit.priority,
         cache_mode=_cache_mode(submit),
         retention=submit.cache.retention if submit.cache.HasField("retention") else None,
+        pin_seconds=submit.cache.ttl_seconds if submit.cache.HasField("ttl_seconds") else None,
+        prefill_only=submit.prefill_only,
     )
 
 
@@ -113,6 +114,9 @@ def add_news(event: worker_pb2.CallEvent, news: News) -> None:
         if index in news.finished:
             output.finish_reason = _REASONS[news.finished[index]]
     event.prompt_logprobs.extend(map(_logprob, news.prompt_logprobs))
+    if news.has_prefilled:
+        event.prefill.cached_tokens = news.request.usage.cached_tokens
+        event.prefill.computed_tokens = news.request.prefilled_tokens
     if news.end is not None:
         write_end(event, news.end, news.request.usage)
 
@@ -143,6 +147,7 @@ def write_end(event: worker_pb2.CallEvent, end: End, usage: Usage | None = None)
                 completion_tokens=usage.completion_tokens,
                 queue_seconds=usage.queue_seconds,
                 first_token_seconds=usage.first_token_seconds,
+                pinned_tokens=usage.pinned_tokens,
             )
         )
 
@@ -151,22 +156,3 @@ def code_number(code: StatusCode) -> int:
     """Return the number by which a status travels."""
     number: int = code.value[0]
     return number
-
-
-def write_report(
-    report: EngineReport, *, block_size: int, incarnation: str, queried_tokens: int, hit_tokens: int
-) -> worker_pb2.WorkerReport:
-    """Tell how an engine stands."""
-    made = worker_pb2.WorkerReport(
-        incarnation=incarnation,
-        running_calls=report.running_calls,
-        waiting_calls=report.waiting_calls,
-        queried_tokens=queried_tokens,
-        hit_tokens=hit_tokens,
-    )
-    made.pool.block_size = block_size
-    made.pool.total_blocks = report.total_blocks
-    made.pool.free_blocks = report.free_blocks
-    made.pool.active_blocks = report.active_blocks
-    made.pool.cached_blocks = report.cached_blocks
-    return made

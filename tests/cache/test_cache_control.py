@@ -58,6 +58,20 @@ class TestFlush:
         assert matched == [0, 0, 32]
         cache.check_integrity()
 
+    def test_a_flush_of_one_salt_leaves_the_others_and_tells_routers_which_blocks_went(self) -> None:
+        cache = make_cache(16)
+        for scope in (SCOPE, SALTED, OTHER):
+            serve(cache, ids(40), scope=scope)
+        before = cache.events.last
+        assert cache.flush(SCOPE.tenant, SALTED.salt) == 3
+        matched = [cache.match(scope, ids(50)).cached_tokens for scope in (SCOPE, SALTED, OTHER)]
+        assert matched == [40, 0, 40]
+        told = [event for _, event in cache.events.since(before)]
+        assert told == [Removed(SCOPE.tenant, tuple(cache.prompt(SALTED, ids(32)).hashes))]
+        cache.check_integrity()
+        assert cache.flush(SCOPE.tenant, "a salt that nobody used") == 0
+        assert cache.match(SCOPE, ids(50)).cached_tokens == 40
+
     def test_live_sequences_keep_their_blocks_and_are_never_found_again(self) -> None:
         cache = make_cache(16)
         serve(cache, ids(32))

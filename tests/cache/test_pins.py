@@ -106,3 +106,53 @@ def test_another_tenant_cannot_release_a_pin() -> None:
     assert not cache.unpin("other", pin.pin_id)
     assert cache.stats().pinned_blocks == 2
     assert cache.unpin("tenant", pin.pin_id)
+
+
+def test_a_prefix_that_is_pinned_keeps_its_pin_which_is_only_ever_extended() -> None:
+    cache = pinning_cache()
+    serve(cache, ids(3))
+    pin = cache.pin(SCOPE, ids(3), expires_at=10.0)
+    assert cache.pin(SCOPE, ids(3), expires_at=30.0) is pin
+    assert cache.pin(SCOPE, ids(3), expires_at=20.0) is pin
+    assert (len(cache.pins), pin.expires_at) == (1, 30.0)
+    assert cache.expire(29.9) == 0
+    cache.check_integrity()
+    assert cache.expire(30.0) == 1
+    assert sum(cache.pool.ref_counts) == 0
+    cache.check_integrity()
+
+
+def test_pins_that_come_and_go_leave_nothing_behind_whatever_their_time() -> None:
+    cache = pinning_cache()
+    serve(cache, ids(2))
+    for _ in range(1000):
+        assert cache.unpin("tenant", cache.pin(SCOPE, ids(2), expires_at=1e9).pin_id)
+    pin = cache.pin(SCOPE, ids(2), expires_at=1e9)
+    # What expires next is looked for among few: the ends of pins that are gone were swept away.
+    assert cache.expire(1e9 - 1) == 0
+    assert cache.pins.next_expiry == 1e9
+    assert cache.pins.all() == [pin]
+    assert cache.expire(1e9) == 1
+    assert cache.pins.next_expiry is None
+
+
+def test_the_next_expiry_is_never_later_than_that_of_any_pin() -> None:
+    cache = pinning_cache(limit=8)
+    for first in range(3):
+        serve(cache, ids(2, first))
+        cache.pin(SCOPE, ids(2, first), expires_at=30.0 - 10 * first)
+    assert cache.pins.next_expiry == 10.0
+    cache.pin(SCOPE, ids(2, 2), expires_at=40.0)
+    assert cache.expire(10.0) == 0
+    assert cache.pins.next_expiry == 20.0
+
+
+def test_each_tenants_pins_are_counted_apart() -> None:
+    cache = pinning_cache(limit=8)
+    for scope in (SCOPE, OTHER):
+        serve(cache, ids(3), scope=scope)
+    mine = [cache.pin(SCOPE, ids(blocks), expires_at=1.0) for blocks in (1, 3)]
+    cache.pin(OTHER, ids(2), expires_at=1.0)
+    assert cache.pins.of(SCOPE.tenant) == mine
+    assert [cache.pins.num_blocks_of(scope.tenant) for scope in (SCOPE, OTHER)] == [3, 2]
+    assert cache.stats().pinned_blocks == 5

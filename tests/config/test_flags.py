@@ -52,6 +52,7 @@ def test_every_setting_can_be_given_as_a_flag() -> None:
         "gateway.worker_ca": "/f",
         "gateway.worker_client_cert": "/g",
         "gateway.worker_client_key": "/h",
+        "gateway.worker_tls_name": "worker.example",
         "limits.requests_per_minute": "13",
         "limits.tokens_per_minute": "14",
         "limits.max_concurrent_calls": "15",
@@ -78,6 +79,7 @@ def test_every_setting_can_be_given_as_a_flag() -> None:
         "cache.eviction": "lru",
         "cache.hash_key": "ab" * 16,
         "cache.hash_key_file": "",
+        "cache.pin_share": "0.25",
         "cache.poison": "true",
         "cache.blocks": "12",
     }

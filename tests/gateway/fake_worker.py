@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from prefixgate.cache.hashing import BlockHasher
-from prefixgate.proto import generation_pb2, worker_pb2, worker_pb2_grpc
+from prefixgate.proto import gateway_pb2, generation_pb2, worker_pb2, worker_pb2_grpc
 from prefixgate.proto.transport import PROTOCOL_VERSION, SERVER_OPTIONS, text_digest
 from tests.gateway import sample_tokenizers
 
@@ -139,7 +139,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         """None makes Describe fail, as while a model loads."""
         self.described = asyncio.Queue[None]()
         self.sessions: asyncio.Queue[FakeSession] = asyncio.Queue()
-        self.report = worker_pb2.WorkerReport(incarnation="life-1")
+        self.report = gateway_pb2.WorkerStats(incarnation="life-1")
         self.reported_tenants: list[str] = []
 
     async def Describe(self, request: worker_pb2.DescribeRequest, context: Context) -> worker_pb2.ModelDescription:
@@ -154,7 +154,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.sessions.put_nowait(session)
         await session.run()
 
-    async def Report(self, request: worker_pb2.ReportRequest, context: Context) -> worker_pb2.WorkerReport:
+    async def Report(self, request: worker_pb2.ReportRequest, context: Context) -> gateway_pb2.WorkerStats:
         self.reported_tenants.append(request.tenant)
         return self.report
 

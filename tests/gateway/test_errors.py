@@ -6,7 +6,7 @@ from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untype
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
 from prefixgate.gateway.errors import CallError, DrainingError, NoWorkerError, status_of, worker_error
-from prefixgate.proto.fields import UNIMPLEMENTED, FieldError, invalid
+from prefixgate.proto.fields import invalid
 from prefixgate.proto.transport import REQUEST_ID_KEY
 
 
@@ -14,7 +14,6 @@ from prefixgate.proto.transport import REQUEST_ID_KEY
     ("error", "code"),
     [
         (invalid("n", "0 is out of range"), grpc.StatusCode.INVALID_ARGUMENT),
-        (FieldError(UNIMPLEMENTED, "cache.ttl_seconds", "not served yet"), grpc.StatusCode.UNIMPLEMENTED),
         (CallError(grpc.StatusCode.NOT_FOUND, "model"), grpc.StatusCode.NOT_FOUND),
         (NoWorkerError(), grpc.StatusCode.UNAVAILABLE),
         (DrainingError(), grpc.StatusCode.UNAVAILABLE),

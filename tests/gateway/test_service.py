@@ -251,22 +251,16 @@ def test_a_chat_goes_through_the_template_and_specials_of_users_stay_text() -> N
 def test_stats_are_the_workers_for_the_calling_tenant() -> None:
     async def test() -> None:
         async with rig(tenant_settings=tenants(acme="key")) as r:
-            r.worker.report = worker_pb2.WorkerReport(
+            r.worker.report = gateway_pb2.WorkerStats(
                 incarnation="life-1",
-                pool=gateway_pb2.PoolStats(
-                    block_size=16, total_blocks=8, free_blocks=3, active_blocks=4, cached_blocks=1
-                ),
-                running_calls=2,
-                waiting_calls=1,
-                queried_tokens=100,
-                hit_tokens=50,
+                pool=gateway_pb2.PoolStats(block_size=16, total_blocks=8, pin_limit_blocks=2),
+                tenant=gateway_pb2.TenantStats(running_calls=2, waiting_calls=1, queried_tokens=100, hit_tokens=50),
             )
             answer = await r.stub.Stats(gateway_pb2.StatsRequest(), metadata=(("authorization", "Bearer key"),))
             assert r.worker.reported_tenants == ["acme"]
             assert (answer.model, answer.model_fingerprint, answer.context_length) == ("fake", "f00d", 2048)
-            assert answer.pool == r.worker.report.pool
-            assert (answer.running_calls, answer.waiting_calls) == (2, 1)
-            assert (answer.queried_tokens, answer.hit_tokens) == (100, 50)
+            assert list(answer.workers) == [r.worker.report]
+            assert answer.tenant == r.worker.report.tenant
 
     run(test())
 

@@ -15,7 +15,6 @@ from tests.gateway.fake_worker import FakeCall, FakeWorker, describe
 from tests.gateway.rig import Rig, chat, collect, prompt, rig, run
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
-UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
 CONTEXT = 64
 VOCABULARY = 1000
 MAX_PROMPT_BYTES = 1000
@@ -94,7 +93,10 @@ REFUSED: list[tuple[str, grpc.StatusCode, Change]] = [
     ("sampling.stop_ids", INVALID, sampling(stop_ids=[1] * 65)),
     ("cache.salt", INVALID, cache(salt="s" * 129)),
     ("cache.mode", INVALID, cache(mode=9)),
-    ("cache.ttl_seconds", UNIMPLEMENTED, cache(ttl_seconds=1.0)),
+    ("cache.ttl_seconds", INVALID, cache(ttl_seconds=0.0)),
+    ("cache.ttl_seconds", INVALID, cache(ttl_seconds=86_401.0)),
+    ("cache.ttl_seconds", INVALID, cache(ttl_seconds=math.nan)),
+    ("cache.ttl_seconds", INVALID, cache(ttl_seconds=1.0, mode=generation_pb2.CACHE_MODE_READ_ONLY)),
     ("cache.retention", INVALID, cache(retention=-1)),
     ("cache.retention", INVALID, cache(retention=101)),
     ("priority", INVALID, fields(priority=101)),

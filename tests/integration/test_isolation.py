@@ -112,7 +112,7 @@ def test_what_a_tenant_is_told_of_the_cache_is_its_own(sidecar: Sidecar, asker: 
             stats = gateway_stub(channel).Stats(
                 gateway_pb2.StatsRequest(), metadata=credential(tenant), timeout=HANG_SECONDS
             )
-        return stats.queried_tokens, stats.hit_tokens
+        return stats.tenant.queried_tokens, stats.tenant.hit_tokens
 
     before = {tenant: told(tenant) for tenant in ("acme", "bolt")}
     asker.ask("acme")

@@ -191,7 +191,12 @@ class CacheMachine(RuleBasedStateMachine):
             assert self.cache.stats() == before
         else:
             assert pin.blocks == self.cache.match(scope, [*prompt, 0]).blocks[: len(pin.blocks)]
-            self.pins.append(pin)
+            assert pin.expires_at >= self.now + ttl
+            if pin in self.pins:
+                assert self.cache.stats() == before
+            else:
+                assert not pin.blocks or pin.blocks not in [other.blocks for other in self.pins]
+                self.pins.append(pin)
 
     @precondition(lambda self: self.pins)
     @rule(data=st.data())
@@ -207,6 +212,15 @@ class CacheMachine(RuleBasedStateMachine):
         due = [pin for pin in self.pins if pin.expires_at <= self.now]
         assert self.cache.expire(self.now) == len(due)
         self.pins = [pin for pin in self.pins if pin not in due]
+
+    @rule(scope=st.sampled_from(SCOPES))
+    def flush_salt(self, scope: CacheScope) -> None:
+        prompts = ([0] * 6, [1] * 6)
+        others = [other for other in SCOPES if other != scope]
+        before = [self.cache.match(other, prompt).cached_tokens for other in others for prompt in prompts]
+        self.cache.flush(scope.tenant, scope.salt)
+        assert [self.cache.match(scope, prompt).cached_tokens for prompt in prompts] == [0, 0]
+        assert [self.cache.match(other, prompt).cached_tokens for other in others for prompt in prompts] == before
 
     @rule(tenant=st.sampled_from(("a", "b", "c")))
     def flush(self, tenant: str) -> None:

@@ -1,14 +1,13 @@
 """Every rule of the messages' fields, at its bounds."""
 
 import math
-from collections.abc import Callable
 from contextlib import nullcontext
 
 import pytest
 
 from prefixgate.proto import gateway_pb2, generation_pb2, worker_pb2
 from prefixgate.proto.checks import MAX_LOGPROBS, check_submit
-from prefixgate.proto.fields import INVALID_ARGUMENT, UNIMPLEMENTED, Bounds, FieldError, Text, shown
+from prefixgate.proto.fields import INVALID_ARGUMENT, Bounds, FieldError, Text, shown
 from prefixgate.proto.transport import MAX_MESSAGE_BYTES
 
 VOCABULARY = 100
@@ -100,6 +99,9 @@ def refusal(submit: worker_pb2.Submit) -> FieldError:
         {"cache__mode": generation_pb2.CACHE_MODE_READ_ONLY},
         {"cache__mode": generation_pb2.CACHE_MODE_BYPASS},
         {"cache__retention": 0},
+        {"cache__ttl_seconds": 1e-310},
+        {"cache__ttl_seconds": 86_400.0, "cache__mode": generation_pb2.CACHE_MODE_DEFAULT},
+        {"prefill_only": True, "n": 1, "sampling__max_tokens": 1},
         {"priority": -100},
         {"priority": 100},
         {"cache__retention": 100},
@@ -219,21 +221,6 @@ def test_max_tokens_must_be_set() -> None:
     submit = make_submit()
     submit.sampling.ClearField("max_tokens")
     assert refusal(submit).field == "sampling.max_tokens"
-
-
-UNSERVED: list[tuple[str, Callable[[worker_pb2.Submit], object]]] = [
-    ("cache.ttl_seconds", lambda s: setattr(s.cache, "ttl_seconds", 1.0)),
-]
-
-
-@pytest.mark.parametrize(("field", "set_field"), UNSERVED)
-def test_fields_not_served_yet_are_refused_by_name(
-    field: str, set_field: Callable[[worker_pb2.Submit], object]
-) -> None:
-    submit = make_submit()
-    set_field(submit)
-    error = refusal(submit)
-    assert (error.code, error.field) == (UNIMPLEMENTED, field)
 
 
 def test_messages_about_long_values_are_short() -> None:

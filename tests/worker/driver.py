@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from grpc import StatusCode
@@ -13,6 +13,7 @@ from prefixgate.cache.admission import CacheMode
 from prefixgate.cache.hashing import BlockHasher, CacheScope
 from prefixgate.cache.kv_storage import KVStorage, TorchKVStorage
 from prefixgate.cache.prefix_cache import PrefixCache
+from prefixgate.worker.cache_control import CacheControl
 from prefixgate.worker.engine import Engine
 from prefixgate.worker.limits import Limits
 from prefixgate.worker.logprobs import TokenLogprob
@@ -23,6 +24,8 @@ from prefixgate.worker.request import End, Request, SamplingParams, Usage
 from prefixgate.worker.sequence import FinishReason
 from prefixgate.worker.witness import WitnessModel, witness_layout
 from prefixgate.worker.witness_options import WitnessOptions
+
+T = TypeVar("T")
 
 MODEL = "witness@fingerprint"
 MAX_STEPS = 10_000
@@ -38,6 +41,8 @@ class Call:
     end: End | None = None
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    prefilled: list[int] = field(default_factory=list)
+    """Tokens computed, each time that it heard of them."""
 
     @property
     def code(self) -> StatusCode | None:
@@ -55,6 +60,8 @@ class Call:
         for index, logprobs in news.logprobs.items():
             self.logprobs.setdefault(index, []).extend(logprobs)
         self.prompt_logprobs += news.prompt_logprobs
+        if news.has_prefilled:
+            self.prefilled.append(self.request.prefilled_tokens)
         assert not self.finished.keys() & news.finished.keys(), "an output ended twice"
         self.finished |= news.finished
         self.end = news.end
@@ -124,6 +131,7 @@ class Driver:
         max_waiting: int = 1024,
         options: WitnessOptions | None = None,
         shares: Mapping[str, TenantShare] | None = None,
+        pin_limit: int = 0,
         hasher: BlockHasher | None = None,
         weights: Mapping[str, float] | None = None,
         runner: ModelRunner | None = None,
@@ -134,7 +142,7 @@ class Driver:
             storage.poison(range(num_blocks))
             runner = WitnessModel("witness", storage, options or WitnessOptions(context=2048))
         self.runner = RecordingRunner(runner)
-        self.cache = PrefixCache(num_blocks, hasher or BlockHasher(bytes(16)), shares=shares)
+        self.cache = PrefixCache(num_blocks, hasher or BlockHasher(bytes(16)), shares=shares, pin_limit=pin_limit)
         self.observations = Observations(["acme", "bolt"])
         self.limits = Limits(max_batch_tokens, max_running, max_waiting)
         self.now = 100.0
@@ -168,6 +176,8 @@ class Driver:
         cache_mode: CacheMode = CacheMode.DEFAULT,
         retention: int | None = None,
         priority: int = 0,
+        pin_seconds: float | None = None,
+        prefill_only: bool = False,
     ) -> Call:
         request = Request(
             token_ids=token_ids,
@@ -180,6 +190,8 @@ class Driver:
             cache_mode=cache_mode,
             retention=retention,
             priority=priority,
+            pin_seconds=pin_seconds,
+            prefill_only=prefill_only,
         )
         call = Call(request)
         self.engine.submit(request)
@@ -204,6 +216,16 @@ class Driver:
         self.run()
         assert call.end is not None
         return call
+
+    def warm(self, token_ids: Sequence[int], **options: object) -> Call:
+        """Have a prompt computed and nothing more."""
+        return self.ask(token_ids, 1, prefill_only=True, **options)
+
+    def control(self, work: Callable[[CacheControl], T], tenant: str = "acme") -> T:
+        """Have something done to the cache by one step."""
+        answer = self.engine.questions.ask(tenant, work)
+        self.step()
+        return answer.result(timeout=0)
 
     def assert_idle(self) -> None:
         """Nothing is live, and nothing is held for anyone."""

@@ -140,7 +140,14 @@ async def hosted(driver: Driver | None = None, *, serve: bool = True, threaded: 
         hash_key_fingerprint=driver.cache.hasher.fingerprint,
         incarnation=INCARNATION,
     )
-    model = ServedModel(driver.runner.spec, description, driver.engine, driver.observations, driver.limits.max_running)
+    model = ServedModel(
+        driver.runner.spec,
+        description,
+        driver.engine,
+        driver.observations,
+        driver.limits.max_running,
+        driver.cache.pins.limit,
+    )
     thread = EngineThread(driver.engine, lambda: None)
     server = grpc.aio.server(interceptors=[ReadableRequests()], options=SERVER_OPTIONS)
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)

@@ -15,10 +15,12 @@ import pytest
 from grpc import StatusCode
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from prefixgate.cache.hashing import BlockHasher
 from prefixgate.cache.kv_storage import TorchKVStorage
 from prefixgate.cache.prefix_cache import PrefixCache
 from prefixgate.config.settings import CacheSettings, Settings, SettingsError, TenantSettings, WorkerSettings
 from prefixgate.proto import worker_pb2, worker_pb2_grpc
+from prefixgate.proto.access import ACCESS_PURPOSE, GatewayChannel
 from prefixgate.proto.transport import CHANNEL_OPTIONS
 from prefixgate.worker import server
 from prefixgate.worker.loader import Progress, load_runner
@@ -41,7 +43,8 @@ class Running:
         self.subject = subject
         self.listen = listen
         self.run = asyncio.create_task(subject.run())
-        self.stub: worker_pb2_grpc.WorkerAsyncStub = worker_pb2_grpc.WorkerStub(channel)
+        secret = BlockHasher(KEY).derive(ACCESS_PURPOSE)
+        self.stub: worker_pb2_grpc.WorkerAsyncStub = worker_pb2_grpc.WorkerStub(GatewayChannel(channel, secret))
         self.health: Any = health_pb2_grpc.HealthStub(channel)
 
     async def check(self, service: str = "") -> int:
@@ -255,7 +258,8 @@ def test_floors_that_leave_nothing_of_the_pool_end_the_worker_with_the_numbers()
     async def scenario() -> None:
         tenants = {"a": TenantSettings(floor_blocks=200), "b": TenantSettings(floor_blocks=56)}
         async with running(tenants=tenants) as worker:
-            with pytest.raises(SettingsError, match=r"tenants: .*floors \(256 blocks\).*pool \(256 blocks\)"):
+            numbers = r"cache\.pin_share \(0\.1\): .*floors \(256 blocks\).*pin limit \(25 blocks\).*pool \(256 blocks\)"
+            with pytest.raises(SettingsError, match=numbers):
                 await worker.end()
 
     asyncio.run(scenario())

@@ -9,7 +9,7 @@ import grpc.aio
 import pytest
 from grpc import StatusCode
 
-from prefixgate.proto import generation_pb2, worker_pb2
+from prefixgate.proto import gateway_pb2, generation_pb2, worker_pb2
 from prefixgate.proto.transport import text_digest
 from prefixgate.worker.session import Session
 from tests.worker.driver import Driver, solo, words
@@ -166,13 +166,18 @@ def test_report_reads_the_live_engine_and_tells_a_tenant_its_own_counts() -> Non
         running = await gateway.submit(4, words(20, 1), 900, tenant="bolt")
         await gateway.until(running, tokens=1)
         report = await host.stub.Report(worker_pb2.ReportRequest(tenant="acme"))
-        assert (report.incarnation, report.running_calls, report.waiting_calls) == (INCARNATION, 1, 0)
-        pool = report.pool
-        assert pool.free_blocks + pool.active_blocks + pool.cached_blocks == pool.total_blocks == 64
-        assert (report.queried_tokens, report.hit_tokens) == (80, 39)
-        for tenant in ("", "stranger", "other"):
-            report = await host.stub.Report(worker_pb2.ReportRequest(tenant=tenant))
-            assert (report.queried_tokens, report.hit_tokens) == (0, 0)
+        assert (report.incarnation, report.pool.block_size, report.pool.total_blocks) == (INCARNATION, 16, 64)
+        assert report.tenant == gateway_pb2.TenantStats(
+            cached_blocks=3, cap_blocks=64, queried_tokens=80, hit_tokens=39
+        )
+        busy = (await host.stub.Report(worker_pb2.ReportRequest(tenant="bolt"))).tenant
+        assert (busy.running_calls, busy.waiting_calls, busy.queried_tokens) == (1, 0, 20)
+        assert busy.active_blocks > 0
+        # Of tenants that are not in the settings nothing is counted apart.
+        stranger = (await host.stub.Report(worker_pb2.ReportRequest(tenant="stranger"))).tenant
+        assert stranger == gateway_pb2.TenantStats(cached_blocks=3, cap_blocks=64)
+        nobody = (await host.stub.Report(worker_pb2.ReportRequest(tenant="nobody"))).tenant
+        assert nobody == gateway_pb2.TenantStats(cap_blocks=64)
 
     on_host(scenario)
 
