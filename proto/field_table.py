@@ -242,7 +242,7 @@ TABLE: Mapping[str, Message] = {
     "Chat": CHAT,
     "TokenIds": TOKEN_IDS,
     "DescribeRequest": Message({}),
-    "ReportRequest": Message({"tenant": _TENANT}),
+    "ReportRequest": Message({"tenant": Row(Text(), "none")}),
     "SessionRequest": Message({"hello": Row(HELLO), "submit": Row(SUBMIT), "cancel": Row(CANCEL)}),
     "Hello": HELLO,
     "Submit": SUBMIT,

@@ -111,7 +111,7 @@ class WorkerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Report(self, request, context):
-        """How a tenant stands here. Run as cache control is, below.
+        """How a tenant stands here. Run as cache control is, below, but that the question for no tenant is answered at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -47,7 +47,7 @@ class WorkerStub:
     first messages are a snapshot. FAILED_PRECONDITION where another life of this worker is meant.
     """
     Report: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ReportRequest, _gateway_pb2.WorkerStats]
-    """How a tenant stands here. Run as cache control is, below."""
+    """How a tenant stands here. Run as cache control is, below, but that the question for no tenant is answered at once."""
     Explain: _grpc.UnaryUnaryMultiCallable[_worker_pb2.CachedPrompt, _gateway_pb2.ExplainResponse]
     """Cache control, each for one tenant; see the methods of the same names in Gateway. Run between two steps of the
     engine, in order of arrival. RESOURCE_EXHAUSTED where too many wait for that, UNAVAILABLE where the engine has
@@ -80,7 +80,7 @@ class WorkerAsyncStub(WorkerStub):
     first messages are a snapshot. FAILED_PRECONDITION where another life of this worker is meant.
     """
     Report: _aio.UnaryUnaryMultiCallable[_worker_pb2.ReportRequest, _gateway_pb2.WorkerStats]  # type: ignore[assignment]
-    """How a tenant stands here. Run as cache control is, below."""
+    """How a tenant stands here. Run as cache control is, below, but that the question for no tenant is answered at once."""
     Explain: _aio.UnaryUnaryMultiCallable[_worker_pb2.CachedPrompt, _gateway_pb2.ExplainResponse]  # type: ignore[assignment]
     """Cache control, each for one tenant; see the methods of the same names in Gateway. Run between two steps of the
     engine, in order of arrival. RESOURCE_EXHAUSTED where too many wait for that, UNAVAILABLE where the engine has
@@ -134,7 +134,7 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.ReportRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.WorkerStats, _abc.Awaitable[_gateway_pb2.WorkerStats]]:
-        """How a tenant stands here. Run as cache control is, below."""
+        """How a tenant stands here. Run as cache control is, below, but that the question for no tenant is answered at once."""
 
     @_abc_1.abstractmethod
     def Explain(

@@ -134,24 +134,18 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
 
     async def Report(self, request: worker_pb2.ReportRequest, context: Context) -> gateway_pb2.WorkerStats:
         """Tell how a tenant stands."""
-        tenant = request.tenant
-        standing = await self._ask(request, context, tenant, lambda control: control.standing(tenant))
-        model = await self._ready(context)
-        # Of tenants that are not in the settings only a sum is kept, which is none of theirs to see.
-        counts = model.observations if tenant in model.observations.tenants else None
-        return gateway_pb2.WorkerStats(
-            incarnation=model.description.incarnation,
-            pool=gateway_pb2.PoolStats(
-                block_size=model.description.block_size,
-                total_blocks=model.engine.report().total_blocks,
-                pin_limit_blocks=model.pin_limit,
-            ),
-            tenant=write_standing(
-                standing,
-                queried_tokens=counts.queried_tokens(tenant) if counts else 0,
-                hit_tokens=counts.hit_tokens(tenant) if counts else 0,
-            ),
-        )
+        model, tenant = await self._ready(context), request.tenant
+        stats = gateway_pb2.WorkerStats(incarnation=model.description.incarnation)
+        stats.pool.block_size = model.description.block_size
+        stats.pool.total_blocks = model.engine.report().total_blocks
+        stats.pool.pin_limit_blocks = model.pin_limit
+        if tenant:
+            standing = await self._ask(request, context, tenant, lambda control: control.standing(tenant))
+            # Of tenants that are not in the settings only a sum is kept, which is none of theirs to see.
+            counts = model.observations if tenant in model.observations.tenants else None
+            queried, hit = (counts.queried_tokens(tenant), counts.hit_tokens(tenant)) if counts else (0, 0)
+            stats.tenant.CopyFrom(write_standing(standing, queried_tokens=queried, hit_tokens=hit))
+        return stats
 
     # Cache control
 

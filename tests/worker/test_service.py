@@ -176,6 +176,7 @@ def test_report_reads_the_live_engine_and_tells_a_tenant_its_own_counts() -> Non
         # Of tenants that are not in the settings nothing is counted apart.
         stranger = (await host.stub.Report(worker_pb2.ReportRequest(tenant="stranger"))).tenant
         assert stranger == gateway_pb2.TenantStats(cached_blocks=3, cap_blocks=64)
+        assert not (await host.stub.Report(worker_pb2.ReportRequest())).HasField("tenant")
         nobody = (await host.stub.Report(worker_pb2.ReportRequest(tenant="nobody"))).tenant
         assert nobody == gateway_pb2.TenantStats(cap_blocks=64)
 
