@@ -53,8 +53,8 @@ class Row(NamedTuple):
     """The sequence's block table, covering at least positions 0 to start + T - 1."""
     scope: CacheScope
     needs_logits: bool
-    """Whether the last token's logits are wanted. The engine wants them of every chunk, as proof that the slots below are
-    finite; who only fills slots does not."""
+    """Whether the last token's logits are wanted. The engine wants them of every chunk, as proof that the slots below
+    are finite; who only fills slots does not."""
     needs_all_logits: bool = False
     """Whether those of every one of its tokens are."""
 

@@ -137,13 +137,21 @@ class Scheduler:
         if first is not None and (not begun or first.rank < begun[-1][0].rank) and self._admissions.admit(plan, first):
             if first.state is RequestState.RUNNING:
                 (sequence,) = first.live
-                self._add_chunk(plan, first, sequence, min(sequence.num_uncomputed, plan.budget))
+                self._add_prompt(plan, first, sequence)
             return True
         if begun:
-            request, sequence = begun.pop()
-            self._add_chunk(plan, request, sequence, min(sequence.num_uncomputed, plan.budget))
+            self._add_prompt(plan, *begun.pop())
             return True
         return False
+
+    def _add_prompt(self, plan: StepPlan, request: Request, sequence: Sequence) -> None:
+        """Give a prompt as much as the step has left for it; nothing where that is log-probabilities of others."""
+        count = min(sequence.num_uncomputed, plan.budget)
+        if request.sampling.prompt_logprobs is not None:
+            count = min(count, plan.logit_lines)
+            plan.logit_lines -= count
+        if count:
+            self._add_chunk(plan, request, sequence, count)
 
     def _add_chunk(self, plan: StepPlan, request: Request, sequence: Sequence, count: int) -> None:
         is_writable = sequence.num_computed + count <= sequence.num_writable

@@ -6,6 +6,10 @@ from typing import NamedTuple
 from prefixgate.worker.request import Request
 from prefixgate.worker.sequence import Sequence
 
+MAX_LOGIT_LINES = 256
+"""Tokens of prompts in one step whose log-probabilities are asked for: each keeps a line of logits as long as the
+vocabulary until the step ends, 1 MiB where that has 256 Ki ids, and about three times that while it is computed."""
+
 
 class Chunk(NamedTuple):
     """The next ``num_tokens`` tokens of a sequence, at least one, to be computed in this step. It has their slots."""
@@ -31,6 +35,8 @@ class StepPlan:
 
     budget: int
     """Tokens not given away yet."""
+    logit_lines: int = MAX_LOGIT_LINES
+    """Tokens whose log-probabilities can still be computed."""
     chunks: list[Chunk] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
     """Calls that were admitted for the first time."""

@@ -22,7 +22,7 @@ from prefixgate.worker.sequence import FinishReason
 from prefixgate.worker.witness_options import WitnessOptions
 from tests.worker.driver import Call, Driver, solo, words
 
-LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49)
+LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65)
 OPTIONS = WitnessOptions(eos_every=12, context=256)
 
 prompts = st.builds(
@@ -93,6 +93,7 @@ class EngineMachine(RuleBasedStateMachine):
         n=st.sampled_from([1, 1, 1, 2, 3]),
         tenant=st.sampled_from(["acme", "acme", "bolt"]),
         deadline=st.sampled_from([None, None, None, 3.0]),
+        time_limit=st.sampled_from([None, None, None, 2.0]),
         priority=st.sampled_from([0, 0, 0, 1]),
         mode=st.sampled_from([CacheMode.DEFAULT, CacheMode.DEFAULT, CacheMode.READ_ONLY, CacheMode.BYPASS]),
     )
@@ -102,9 +103,10 @@ class EngineMachine(RuleBasedStateMachine):
         sampling: SamplingParams,
         n: int,
         tenant: str,
-        deadline: float | None,
-        priority: int,
-        mode: CacheMode,
+        deadline: float | None = None,
+        time_limit: float | None = None,
+        priority: int = 0,
+        mode: CacheMode = CacheMode.DEFAULT,
     ) -> None:
         try:
             call = self.driver.submit(
@@ -113,6 +115,7 @@ class EngineMachine(RuleBasedStateMachine):
                 n=n,
                 tenant=tenant,
                 deadline_seconds=deadline,
+                time_limit_seconds=time_limit,
                 priority=priority,
                 cache_mode=mode,
             )
@@ -130,14 +133,14 @@ class EngineMachine(RuleBasedStateMachine):
         call = data.draw(st.sampled_from(self.calls))
         prompt = (*call.request.token_ids, *call.outputs.get(0, ()), *more)
         if len(prompt) + sampling.max_tokens <= OPTIONS.context:
-            self.submit(prompt, sampling, 1, call.request.scope.tenant, None, 0, CacheMode.DEFAULT)
+            self.submit(prompt, sampling, 1, call.request.scope.tenant)
 
     @rule(prompt=prompts, sampling=samplings, count=st.integers(2, 4), tenant=st.sampled_from(["acme", "bolt"]))
     def submit_several(self, prompt: tuple[int, ...], sampling: SamplingParams, count: int, tenant: str) -> None:
         """Equal calls and nearly equal ones at once: bursts, and too much for the pool."""
         for number in range(count):
             end = (33 + number,) if number % 2 else ()
-            self.submit((*prompt, *end), sampling, 1, tenant, None, 0, CacheMode.DEFAULT)
+            self.submit((*prompt, *end), sampling, 1, tenant)
 
     @precondition(lambda self: self.calls)
     @rule(data=st.data())
@@ -172,7 +175,8 @@ class EngineMachine(RuleBasedStateMachine):
             expected = alone(tuple(request.token_ids), request.sampling, request.n, request.scope.tenant)
             for index, token_ids in call.outputs.items():
                 assert token_ids == expected[index][: len(token_ids)]
-                if index in call.finished and index not in self.stopped.get(call, ()):
+                is_whole = call.finished.get(index) in (FinishReason.STOP, FinishReason.LENGTH)
+                if is_whole and index not in self.stopped.get(call, ()):
                     assert len(token_ids) == len(expected[index])
 
     def teardown(self) -> None:
@@ -187,10 +191,11 @@ class EngineMachine(RuleBasedStateMachine):
             assert 0 <= usage.cached_tokens < usage.prompt_tokens
             if call.code is StatusCode.OK:
                 assert call.finished.keys() == set(range(call.request.n))
-                assert all(
-                    reason is FinishReason.STOP or len(call.outputs[index]) == call.request.sampling.max_tokens
-                    for index, reason in call.finished.items()
-                )
+                for index, reason in call.finished.items():
+                    if reason is FinishReason.LENGTH:
+                        assert len(call.outputs[index]) == call.request.sampling.max_tokens
+                    elif reason is FinishReason.TIME_LIMIT:
+                        assert call.request.time_limit_seconds is not None
             else:
                 assert call in self.cut or call.code is StatusCode.RESOURCE_EXHAUSTED
         self.balances()

@@ -16,6 +16,7 @@ from prefixgate.worker.logprobs import TokenLogprob, logprobs_of
 from prefixgate.worker.model_runner import Row
 from prefixgate.worker.observations import Observations
 from prefixgate.worker.request import Request, SamplingParams
+from prefixgate.worker.step_plan import MAX_LOGIT_LINES
 from prefixgate.worker.witness import WitnessModel, witness_layout
 from prefixgate.worker.witness_options import WitnessOptions
 from tests.worker.driver import MODEL, Call, Driver, words
@@ -36,6 +37,22 @@ def expected(prompt: list[int], count: int) -> list[TokenLogprob]:
     scope = CacheScope("acme", MODEL)
     logits = model.forward([Row(prompt, 0, range(16), scope, True, needs_all_logits=True)])
     return logprobs_of(logits[:-1], prompt[1:], [count] * (len(prompt) - 1))
+
+
+def test_no_step_computes_more_lines_of_logits_than_its_bound_however_many_ask() -> None:
+    driver = Driver(num_blocks=256, max_batch_tokens=2048, max_running=8)
+    prompts = [words(MAX_LOGIT_LINES - 56, seed) for seed in range(3)]
+    calls = [
+        driver.submit(prompt, sampling=SamplingParams(1, prompt_logprobs=2), cache_mode=CacheMode.BYPASS)
+        for prompt in prompts
+    ]
+    driver.submit(words(700, 5), 1)
+    driver.run()
+    counts = [[count for _, count in rows] for rows in driver.runner.steps]
+    assert counts[0] == [MAX_LOGIT_LINES - 56, 56, 700], "what needs no lines of logits is not held up"
+    assert counts[1] == [MAX_LOGIT_LINES - 112, 112]
+    assert [call.prompt_logprobs for call in calls] == [expected(prompt, 2) for prompt in prompts]
+    driver.assert_idle()
 
 
 @pytest.mark.parametrize("budget", [3, 16, 17, 49, 50, 512])
