@@ -15,6 +15,7 @@ it found is compared with what was asked for (see ``prefix_index``). Its speed a
 """
 
 import hashlib
+import hmac
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
@@ -84,6 +85,10 @@ class BlockHasher:
         self._key = key
         self._seed = int.from_bytes(hashlib.sha256(b"prefixgate seed 1" + key).digest()[:8], "little")
         self.fingerprint = hashlib.sha256(b"prefixgate key fingerprint 1" + key).digest()[:16]
+
+    def derive(self, purpose: bytes) -> bytes:
+        """Make a secret for another purpose of the key, which tells neither the key nor those for other purposes."""
+        return hmac.digest(self._key, b"prefixgate derived 1" + purpose, "sha256")
 
     def scope_digest(self, scope: CacheScope) -> bytes:
         """Digest a scope to the 16 bytes that enter each of its blocks' hashes."""

@@ -1,0 +1,53 @@
+"""How the gateway reaches its workers: by which credentials, and with which proof that it is a gateway."""
+
+from dataclasses import dataclass
+
+import grpc.aio
+
+from prefixgate.config.address import parse_address
+from prefixgate.config.settings import GatewaySettings
+from prefixgate.proto import worker_pb2_grpc
+from prefixgate.proto.access import GatewayChannel
+from prefixgate.proto.tls import client_credentials
+from prefixgate.proto.transport import CHANNEL_OPTIONS
+
+# gRPC by itself waits up to two minutes before it tries a lost worker's address again.
+_EAGER = tuple((f"grpc.{name}_reconnect_backoff_ms", 250) for name in ("initial", "min", "max"))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLink:
+    """What all workers have in common."""
+
+    secret: bytes = b""
+    """The proof, as ``proto.access`` has workers check it."""
+    ca: str = ""
+    """File with the authorities that sign workers' certificates; empty for connections without TLS."""
+    certificate: str = ""
+    key: str = ""
+    """Files with what this gateway shows of itself; empty for nothing."""
+    name: str = ""
+    """Name that the certificates hold; empty for the host in the worker's address."""
+
+    def open(self, address: str) -> grpc.aio.Channel:
+        """Open a channel to a worker, by TLS files as they are now. Raises TlsError."""
+        options: list[tuple[str, int | str]] = [*CHANNEL_OPTIONS, *_EAGER]
+        if not self.ca or parse_address(address).is_unix:
+            return grpc.aio.insecure_channel(address, options=options)
+        if self.name:
+            options.append(("grpc.ssl_target_name_override", self.name))
+        return grpc.aio.secure_channel(
+            address, client_credentials(self.ca, self.certificate, self.key), options=options
+        )
+
+    def stub(self, channel: grpc.aio.Channel) -> "worker_pb2_grpc.WorkerAsyncStub":  # a type of the hints alone
+        """Make a stub all of whose calls show the proof."""
+        proving: grpc.aio.Channel = GatewayChannel(channel, self.secret)  # type: ignore[assignment]
+        return worker_pb2_grpc.WorkerStub(proving)
+
+
+def link_of(gateway: GatewaySettings, secret: bytes) -> WorkerLink:
+    """Read the link from the settings."""
+    return WorkerLink(
+        secret, gateway.worker_ca, gateway.worker_client_cert, gateway.worker_client_key, gateway.worker_tls_name
+    )
