@@ -12,8 +12,14 @@ from typing import NoReturn
 from prefixgate.config.flags import add_flags, overrides_from, settings_from
 from prefixgate.config.settings import SettingsError
 from prefixgate.config.version import VERSION
+from prefixgate.gateway.commands.chat import CHAT
+from prefixgate.gateway.commands.command import Command
+from prefixgate.gateway.commands.explain import EXPLAIN
+from prefixgate.gateway.commands.generate import GENERATE
+from prefixgate.gateway.commands.pin import PIN
+from prefixgate.gateway.commands.stats import STATS
+from prefixgate.gateway.commands.warm import WARM
 from prefixgate.gateway.console import say
-from prefixgate.gateway.generate_command import add_generate_arguments, generate
 from prefixgate.gateway.serve import SERVE_SETTINGS, serve
 from prefixgate.gateway.tenants import digest_api_key, new_api_key
 
@@ -32,13 +38,14 @@ examples:
   prefixgate serve                                   gateway and worker on this machine, with a small chat model
   prefixgate generate "What is the capital of France?"
                                                      ask it, and see what came from the cache
+  prefixgate chat --system "You are brief."          talk with it; each answer tells what the cache held
   prefixgate serve --model witness --blocks 64       a diagnostic model: no weights, no download
   prefixgate serve --config prefixgate.toml --memory 8GiB
                                                      settings from a file, one of them changed
   prefixgate key                                     a new API key, and the line that configures it
 
-`prefixgate COMMAND --help` lists a command's flags. Each is also a key of the configuration file: --max-running 8
-is max_running = 8 under [worker].
+`prefixgate COMMAND --help` lists a command's flags. Those of serve, worker and gateway are keys of the configuration
+file too: --max-running 8 is max_running = 8 under [worker].
 """
 
 
@@ -63,14 +70,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"prefixgate {VERSION}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, run, summary, description in COMMANDS:
+    for name, run, summary, description, add_arguments in COMMANDS:
         command = commands.add_parser(
             name, help=summary, description=description, formatter_class=_Layout, allow_abbrev=False
         )
         command.set_defaults(run=run, parser=command)
-        if name == "generate":
-            add_generate_arguments(command)
-        elif name in COMMAND_SETTINGS:
+        add_arguments(command)
+        if name in COMMAND_SETTINGS:
             add_flags(command, COMMAND_SETTINGS[name])
     return parser
 
@@ -107,7 +113,7 @@ def _gateway(args: argparse.Namespace) -> int:
     # Here, since no other command needs what it loads.
     from prefixgate.gateway.server import run
 
-    return run(settings)
+    return run(settings, args.config, lambda: settings_from(args))
 
 
 def _key(_: argparse.Namespace) -> int:
@@ -123,7 +129,7 @@ def _need_torch() -> None:
 
 
 COMMANDS = (
-    (
+    Command(
         "serve",
         _serve,
         "run a gateway and its worker together on this machine",
@@ -134,7 +140,7 @@ gateway first; a second one ends everything at once. When one process ends by it
 exit code is 1.
 """,
     ),
-    (
+    Command(
         "worker",
         _worker,
         "run a worker alone: one model, one device, one pool",
@@ -144,7 +150,7 @@ address can act for any tenant, so keep it on a Unix socket or a private network
 key (hash_key_file, or the variable PREFIXGATE_HASH_KEY).
 """,
     ),
-    (
+    Command(
         "gateway",
         _gateway,
         "run a gateway alone, in front of a worker that runs elsewhere",
@@ -153,16 +159,13 @@ Runs the process that applications call. It learns tokenizer, chat template and 
 model files. Gateway and worker need the same hash key (hash_key_file, or the variable PREFIXGATE_HASH_KEY).
 """,
     ),
-    (
-        "generate",
-        generate,
-        "ask a running gateway, and stream the answer to the terminal",
-        """\
-Sends one prompt as a chat message, prints the text as it comes, and then on stderr what the call cost: prompt tokens,
-how many came from the cache and how, blocks copied, tokens generated, and the time to the first of them.
-""",
-    ),
-    (
+    GENERATE,
+    CHAT,
+    EXPLAIN,
+    WARM,
+    PIN,
+    STATS,
+    Command(
         "key",
         _key,
         "make an API key for a tenant",
@@ -175,6 +178,6 @@ Makes a random API key and the digest that stands for it in the configuration fi
 COMMAND_SETTINGS: Mapping[str, Sequence[str]] = {
     "serve": SERVE_SETTINGS,
     "worker": ("worker", "cache"),
-    "gateway": ("gateway", "cache.hash_key", "cache.hash_key_file"),
+    "gateway": ("gateway", "limits", "cache.hash_key", "cache.hash_key_file"),
 }
 """The settings that each command takes as flags: sections, or keys of them."""

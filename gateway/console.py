@@ -1,7 +1,10 @@
-"""Standard output as the command line uses it: lines that are seen at once, and nobody's fault when nobody reads."""
+"""Standard output and error as the command line uses them: seen at once, and nobody's fault when nobody reads."""
 
 import os
 import sys
+import unicodedata
+
+from rich.console import Console
 
 
 def say(text: str) -> None:
@@ -21,3 +24,23 @@ def discard_output() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
+
+
+def write_text(text: str) -> None:
+    """Write a model's text as it comes. A terminal gets no control characters but line breaks and tabs of it."""
+    sys.stdout.write("".join(map(_harmless, text)) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def _harmless(character: str) -> str:
+    return "\ufffd" if unicodedata.category(character) == "Cc" and character not in "\n\t" else character
+
+
+def output() -> Console:
+    """Make what draws tables on standard output, in colour only where that is a terminal."""
+    return Console(highlight=False)
+
+
+def remark(text: str) -> None:
+    """Write a line about what was done to standard error, where it does not mix with results."""
+    Console(stderr=True).print(text, style="dim", markup=False, highlight=False, soft_wrap=True)

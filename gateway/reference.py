@@ -12,7 +12,7 @@ from prefixgate.config.flags import flag_name, format_default, setting_keys
 from prefixgate.config.hash_key import HASH_KEY_VARIABLE
 from prefixgate.config.settings import SECTIONS, TenantSettings, setting_fields
 from prefixgate.gateway.cli import COMMAND_SETTINGS, COMMANDS
-from prefixgate.gateway.generate_command import API_KEY_VARIABLE, add_generate_arguments
+from prefixgate.gateway.commands.connection import API_KEY_VARIABLE
 
 _HEAD = """\
 # Configuration
@@ -53,7 +53,7 @@ _ENVIRONMENT = f"""\
 |---|---|
 | `{HASH_KEY_VARIABLE}` | The hash key in hexadecimal digits, for gateway and worker. Wins over `cache.hash_key` and \
 `cache.hash_key_file`. |
-| `{API_KEY_VARIABLE}` | The API key that `prefixgate generate` sends, where `--api-key` is not given. |
+| `{API_KEY_VARIABLE}` | The API key that commands send, where `--api-key-file` is not given. |
 """
 
 
@@ -87,11 +87,26 @@ def _tenant_table() -> Iterator[str]:
 
 def _commands() -> Iterator[str]:
     yield from ("## Commands", "", "| command | what it does |", "|---|---|")
-    for name, _, summary, _ in COMMANDS:
-        yield _row(f"`prefixgate {name}`", summary)
-    yield from ("", "`prefixgate generate` takes:", "", "| argument | meaning |", "|---|---|")
-    for action in add_generate_arguments(argparse.ArgumentParser()):
-        yield _row(f"`{_spelling(action)}`", str(action.help))
+    for command in COMMANDS:
+        yield _row(f"`prefixgate {command.name}`", command.summary)
+    yield from ("", "Those that call a gateway take:", "", "| argument | of | meaning |", "|---|---|---|")
+    takers: dict[tuple[str, str], list[str]] = {}
+    for command in COMMANDS:
+        command.add_arguments(parser := argparse.ArgumentParser(command.name, add_help=False))
+        for name, action in _arguments(command.name, parser):
+            takers.setdefault((_spelling(action), str(action.help)), []).append(name)
+    for (spelling, meaning), names in takers.items():
+        yield _row(f"`{spelling}`", ", ".join(names), meaning)
+
+
+def _arguments(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Action]]:
+    """List the arguments of a command and of its actions. Argparse has no public name for what a parser takes."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner, below in action.choices.items():
+                yield from _arguments(f"{name} {inner}", below)
+        elif not isinstance(action, argparse._HelpAction):
+            yield name, action
 
 
 def _spelling(action: argparse.Action) -> str:

@@ -19,9 +19,11 @@ from prefixgate.gateway.readiness import until_serving
 from prefixgate.gateway.supervisor import Part, Supervisor
 
 SERVE_SETTINGS = tuple(
-    key for key in setting_keys(["gateway", "worker", "cache"]) if key not in ("gateway.workers", "worker.listen")
+    key
+    for key in setting_keys(["gateway", "worker", "cache", "limits"])
+    if key not in ("gateway.workers", "worker.listen") and not key.startswith(("gateway.worker_", "worker.tls_"))
 )
-"""The settings that `serve` takes as flags: all but the address between the two processes, which is its own affair."""
+"""The settings that `serve` takes as flags: all but those of the link between the two processes, its own affair."""
 
 _GRACE_SECONDS = 5.0
 """What a process gets beyond its own drain time to end by itself."""
@@ -51,7 +53,7 @@ def _parts(settings: Settings, config: Path | None, overrides: Mapping[str, str]
     # -P keeps the current directory, whatever lies in it, out of the modules' search path.
     python = [sys.executable, "-P", "-m"]
     file = [] if config is None else [f"--config={config}"]
-    gateway = [*python, "prefixgate.gateway", "gateway", *file, *arguments_for(overrides, ["gateway"])]
+    gateway = [*python, "prefixgate.gateway", "gateway", *file, *arguments_for(overrides, ["gateway", "limits"])]
     worker = [*python, "prefixgate.worker", *file, *arguments_for(overrides, ["worker", "cache"])]
     return [
         Part("gateway", gateway, settings.gateway.drain_seconds + _GRACE_SECONDS),
@@ -74,7 +76,7 @@ async def _announce(settings: Settings, say: Callable[[str], None]) -> None:
         finally:
             serving.cancel()
         say(f"{name}: ready after {time.monotonic() - started:.1f} s")
-    option = "" if gateway.listen == type(gateway)().listen else f" --gateway {shlex.quote(gateway.listen)}"
+    option = "" if gateway.listen == type(gateway)().listen else f" --address {shlex.quote(gateway.listen)}"
     say(f'ready; try: prefixgate generate{option} "What is the capital of France?"')
 
 

@@ -11,7 +11,7 @@ from prefixgate.config.version import VERSION
 from prefixgate.gateway.cli import COMMANDS, main
 from prefixgate.gateway.tenants import digest_api_key
 
-NAMES = [name for name, *_ in COMMANDS]
+NAMES = [command.name for command in COMMANDS]
 
 
 def ended(arguments: list[str]) -> int:
@@ -35,7 +35,7 @@ def test_the_help_names_every_command_and_shows_examples(capsys: pytest.CaptureF
     assert {example.split()[0] for example in examples} >= {"serve", "generate", "key"}
 
 
-@pytest.mark.parametrize(("name", "description"), [(name, description) for name, _, _, description in COMMANDS])
+@pytest.mark.parametrize(("name", "description"), [(command.name, command.description) for command in COMMANDS])
 def test_every_command_explains_itself(name: str, description: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert ended([name, "--help"]) == 0
     text = capsys.readouterr().out
@@ -118,7 +118,7 @@ def test_no_module_of_the_gateway_loads_torch() -> None:
     program = """
 import importlib, pkgutil, sys
 import prefixgate.gateway as gateway
-names = [module.name for module in pkgutil.iter_modules(gateway.__path__, "prefixgate.gateway.")]
+names = [module.name for module in pkgutil.walk_packages(gateway.__path__, "prefixgate.gateway.")]
 for name in names:
     if not name.endswith("__main__"):
         importlib.import_module(name)

@@ -7,7 +7,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("cache", "config", "gateway", "proto", "worker")
-SUBPACKAGES = ("gateway/client",)
+SUBPACKAGES = ("gateway/client", "gateway/commands")
 """Folders of modules inside a package; `gateway/client` has a public face, its `__init__`."""
 
 

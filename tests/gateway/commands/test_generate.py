@@ -6,9 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -16,79 +13,7 @@ import pytest
 
 from prefixgate.gateway.cli import main
 from prefixgate.proto import gateway_pb2, generation_pb2
-from prefixgate.proto.transport import SERVER_OPTIONS
-
-USAGE = generation_pb2.Usage(
-    prompt_tokens=50,
-    cached_tokens=42,
-    block_hit_tokens=32,
-    partial_copy_tokens=10,
-    copied_blocks=3,
-    completion_tokens=7,
-    queue_seconds=0.25,
-    first_token_seconds=0.5,
-)
-END = gateway_pb2.GenerateResponse(
-    completion=gateway_pb2.Completion(usage=USAGE, request_id="r1", model="m", incarnation="i")
-)
-
-
-def delta(
-    text: str, *ids: int, index: int = 0, reason: generation_pb2.FinishReason = generation_pb2.FINISH_REASON_UNSPECIFIED
-) -> gateway_pb2.OutputDelta:
-    return gateway_pb2.OutputDelta(index=index, text=text, token_ids=ids, finish_reason=reason)
-
-
-class ScriptedGateway:
-    """Answers with a script of messages, then as told: the end of the stream, an error, or nothing for ever."""
-
-    def __init__(self) -> None:
-        self.script: list[gateway_pb2.GenerateResponse] = []
-        self.error: tuple[grpc.StatusCode, str] | None = None
-        self.hangs = False
-        self.requests: list[gateway_pb2.GenerateRequest] = []
-        self.credentials: list[str | bytes | None] = []
-        self.ended = threading.Event()
-
-    def generate(
-        self, request: gateway_pb2.GenerateRequest, context: grpc.ServicerContext
-    ) -> Iterator[gateway_pb2.GenerateResponse]:
-        self.requests.append(request)
-        self.credentials.append(dict(context.invocation_metadata()).get("authorization"))
-        context.add_callback(self.ended.set)
-        yield from self.script
-        if self.hangs:
-            self.ended.wait()
-        if self.error is not None:
-            context.abort(*self.error)
-
-
-@pytest.fixture
-def socket(tmp_path: Path) -> str:
-    return f"unix:{tmp_path}/gateway.sock"
-
-
-@pytest.fixture
-def gateway(socket: str) -> Iterator[ScriptedGateway]:
-    server = grpc.server(ThreadPoolExecutor(2), options=SERVER_OPTIONS)
-    servicer = ScriptedGateway()
-    generate = grpc.unary_stream_rpc_method_handler(
-        servicer.generate,
-        request_deserializer=gateway_pb2.GenerateRequest.FromString,
-        response_serializer=gateway_pb2.GenerateResponse.SerializeToString,
-    )
-    service = grpc.method_handlers_generic_handler("prefixgate.v1.Gateway", {"Generate": generate})
-    server.add_generic_rpc_handlers((service,))
-    server.add_insecure_port(socket)
-    server.start()
-    yield servicer
-    servicer.ended.set()
-    server.stop(None).wait()
-
-
-@pytest.fixture(autouse=True)
-def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PREFIXGATE_API_KEY", raising=False)
+from tests.gateway.commands.scripted_gateway import END, ScriptedGateway, delta
 
 
 def test_the_text_is_printed_and_the_cost_told_apart_from_it(
@@ -99,7 +24,7 @@ def test_the_text_is_printed_and_the_cost_told_apart_from_it(
         gateway_pb2.GenerateResponse(deltas=[delta(" is é.", 2, 3, reason=generation_pb2.FINISH_REASON_STOP)]),
         END,
     ]
-    assert main(["generate", "Which city?", "--gateway", socket]) == 0
+    assert main(["generate", "Which city?", "--address", socket]) == 0
     output = capsys.readouterr()
     assert output.out == "Paris is é.\n"
     assert output.err.startswith(
@@ -108,31 +33,32 @@ def test_the_text_is_printed_and_the_cost_told_apart_from_it(
     )
     assert gateway.requests == [
         gateway_pb2.GenerateRequest(
-            chat=gateway_pb2.Chat(messages=[gateway_pb2.ChatMessage(role="user", content="Which city?")]),
-            sampling=generation_pb2.SamplingParams(),
+            chat=gateway_pb2.Chat(messages=[gateway_pb2.ChatMessage(role="user", content="Which city?")])
         )
     ]
     assert gateway.credentials == [None]
 
 
-def test_every_flag_reaches_the_request(gateway: ScriptedGateway, socket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_reach_the_request(
+    gateway: ScriptedGateway, socket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     gateway.script = [END]
-    sampling = ["--max-tokens", "5", "--temperature", "0.5", "--top-k", "4", "--top-p", "0.75", "--seed", "-9"]
-    flags = [*sampling, "--n", "2", "--stop", "a", "--stop", "b"]
-    assert main(["generate", "hi", "--gateway", socket, "--system", "be brief", "--api-key", "pg-1", *flags]) == 0
+    key = tmp_path / "key"
+    key.write_text("pg-1\n")
+    flags = ["--max-tokens", "5", "--temperature", "0.5", "--seed", "-9", "--stop", "a", "--stop", "b", "--n", "2"]
+    flags += ["--api-key-file", str(key)]
     monkeypatch.setenv("PREFIXGATE_API_KEY", "pg-2")
-    assert main(["generate", "hi", "--gateway", socket, "--raw", "--temperature", "0", *flags[:2]]) == 0
+    assert main(["generate", "hi", "--address", socket, "--system", "be brief", *flags]) == 0
+    assert main(["generate", "hi", "--address", socket, "--raw", "--temperature", "0"]) == 0
     chat, raw = gateway.requests
     assert [(message.role, message.content) for message in chat.chat.messages] == [
         ("system", "be brief"),
         ("user", "hi"),
     ]
-    assert chat.sampling == generation_pb2.SamplingParams(max_tokens=5, temperature=0.5, top_k=4, top_p=0.75, seed=-9)
+    assert chat.sampling == generation_pb2.SamplingParams(max_tokens=5, temperature=0.5, seed=-9)
     assert (chat.n, list(chat.stop)) == (2, ["a", "b"])
     # A zero that was given is a zero, and not "nothing said".
-    assert raw == gateway_pb2.GenerateRequest(
-        prompt="hi", sampling=generation_pb2.SamplingParams(max_tokens=5, temperature=0)
-    )
+    assert raw == gateway_pb2.GenerateRequest(prompt="hi", sampling=generation_pb2.SamplingParams(temperature=0))
     assert raw.sampling.HasField("temperature")
     assert gateway.credentials == ["Bearer pg-1", "Bearer pg-2"]
 
@@ -142,7 +68,7 @@ def test_the_prompt_can_come_from_standard_input(
 ) -> None:
     gateway.script = [END]
     monkeypatch.setattr(sys, "stdin", io.StringIO("long\ntext"))
-    assert main(["generate", "-", "--raw", "--gateway", socket]) == 0
+    assert main(["generate", "-", "--raw", "--address", socket]) == 0
     assert gateway.requests[0].prompt == "long\ntext"
 
 
@@ -158,7 +84,7 @@ def test_outputs_after_the_first_follow_it_whole(
         gateway_pb2.GenerateResponse(deltas=[delta("o", index=1, reason=generation_pb2.FINISH_REASON_STOP)]),
         END,
     ]
-    assert main(["generate", "hi", "--n", "3", "--gateway", socket]) == 0
+    assert main(["generate", "hi", "--n", "3", "--address", socket]) == 0
     output = capsys.readouterr()
     assert output.out == "ab\n--- output 1\nmno\n--- output 2\nxy\n"
     assert "(length, stop, length)" in output.err
@@ -168,10 +94,11 @@ def test_json_holds_all_that_came(gateway: ScriptedGateway, socket: str, capsys:
     last = delta("b", 2, 3, reason=generation_pb2.FINISH_REASON_STOP)
     last.matched_stop = "c"
     gateway.script = [gateway_pb2.GenerateResponse(deltas=[part]) for part in (delta("a", 1), last)] + [END]
-    assert main(["generate", "hi", "--json", "--gateway", socket]) == 0
+    assert main(["generate", "hi", "--json", "--address", socket]) == 0
     output = capsys.readouterr()
     document = json.loads(output.out)
     assert document.pop("client_first_token_seconds") >= 0
+    usage = document.pop("usage")
     assert document == {
         "request_id": "r1",
         "model": "m",
@@ -179,18 +106,9 @@ def test_json_holds_all_that_came(gateway: ScriptedGateway, socket: str, capsys:
         "outputs": [
             {"index": 0, "text": "ab", "token_ids": [1, 2, 3], "finish_reason": "stop", "matched_stop": "c"},
         ],
-        "usage": {
-            "prompt_tokens": 50,
-            "cached_tokens": 42,
-            "block_hit_tokens": 32,
-            "partial_copy_tokens": 10,
-            "claimed_tail_tokens": 0,
-            "copied_blocks": 3,
-            "completion_tokens": 7,
-            "queue_seconds": 0.25,
-            "first_token_seconds": 0.5,
-        },
     }
+    assert set(usage) == {field.name for field in generation_pb2.Usage.DESCRIPTOR.fields}
+    assert (usage["prompt_tokens"], usage["claimed_tail_tokens"], usage["queue_seconds"]) == (50, 0, 0.25)
     assert output.err == ""
 
 
@@ -198,7 +116,7 @@ def test_an_error_is_one_line_and_exit_code_1(
     gateway: ScriptedGateway, socket: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gateway.error = (grpc.StatusCode.INVALID_ARGUMENT, "n: 99 is\nnot allowed")
-    assert main(["generate", "hi", "--gateway", socket]) == 1
+    assert main(["generate", "hi", "--address", socket]) == 1
     assert capsys.readouterr().err == "prefixgate generate: INVALID_ARGUMENT: n: 99 is not allowed\n"
 
 
@@ -206,20 +124,24 @@ def test_a_stream_that_ends_without_the_terminal_message_is_an_error(
     gateway: ScriptedGateway, socket: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gateway.script = [gateway_pb2.GenerateResponse(deltas=[delta("half", 1)])]
-    assert main(["generate", "hi", "--gateway", socket]) == 1
-    assert "without the terminal message" in capsys.readouterr().err
+    assert main(["generate", "hi", "--address", socket]) == 1
+    assert "the answer broke off: the stream ended without its terminal message" in capsys.readouterr().err
 
 
 def test_nobody_there_is_one_line(socket: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", "hi", "--gateway", socket]) == 1
+    assert main(["generate", "hi", "--address", socket]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "no gateway answers there" in error
+    assert f"no gateway answers at {socket} (" in error
+    assert "`prefixgate serve` starts one" in error
 
 
 @pytest.mark.parametrize("key", ["pg-é", "pg-a\nb"])
-def test_a_key_that_cannot_be_sent_is_not_repeated(key: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", "hi", "--api-key", key]) == 1
+def test_a_key_that_cannot_be_sent_is_not_repeated(
+    key: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PREFIXGATE_API_KEY", key)
+    assert main(["generate", "hi"]) == 1
     error = capsys.readouterr().err
     assert "API key" in error
     assert "pg-" not in error
@@ -227,7 +149,9 @@ def test_a_key_that_cannot_be_sent_is_not_repeated(key: str, capsys: pytest.Capt
 
 def test_a_prompt_that_is_not_utf_8_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "a\udcff"]) == 1
-    assert "not UTF-8" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        "prefixgate generate: content: is not text that UTF-8 can hold: surrogates not allowed at 1\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -236,8 +160,13 @@ def test_a_prompt_that_is_not_utf_8_is_refused(capsys: pytest.CaptureFixture[str
         (["--seed", str(1 << 63)], f"--seed: '{1 << 63}' is not an integer of 64 bits"),
         (["--n", "two"], "--n: 'two' is not an integer of 64 bits"),
         (["--temperature", "warm"], "--temperature: invalid float value: 'warm'"),
-        (["--gateway", "here"], "--gateway: 'here' is neither HOST:PORT nor unix:/PATH"),
+        (["--address", "here"], "--address: 'here' is neither HOST:PORT nor unix:/PATH"),
         (["--raw", "--system", "x"], "--system: not allowed with argument --raw"),
+        (["--logprobs", "2"], "--logprobs: what it asks for is shown with --json only"),
+        (["--stop-ids", "1,-2"], "--stop-ids: '-2' is not a token id"),
+        (["--logit-bias", "3"], "--logit-bias: '3' is not ID=NUMBER"),
+        (["--cache-mode", "off"], "--cache-mode: invalid choice: 'off'"),
+        (["--timeout", "0"], "--timeout: '0' is not a number of seconds above 0"),
     ],
 )
 def test_wrong_arguments_are_refused_by_name(
@@ -250,7 +179,7 @@ def test_wrong_arguments_are_refused_by_name(
 
 
 def run_command(socket: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "prefixgate.gateway", "generate", "hi", "--gateway", socket]
+    command = [sys.executable, "-m", "prefixgate.gateway", "generate", "hi", "--address", socket]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
