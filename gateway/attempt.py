@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 import grpc
 
 from prefixgate.gateway import metrics as table
+from prefixgate.gateway.call_usage import record_usage
 from prefixgate.gateway.errors import CallError, worker_error
 from prefixgate.gateway.live_calls import Call
 from prefixgate.gateway.member import Placement
@@ -37,6 +38,7 @@ class Attempt:
         """Whether the client has got anything of it."""
         self.has_ended = False
         """Whether the last message was the one with ``completion``."""
+        self._metrics = metrics
         self._call = call
         self._placement = placement
         self._description = model.description
@@ -58,7 +60,7 @@ class Attempt:
                 self._end = event.end
             if deltas or event.prompt_logprobs:
                 return gateway_pb2.GenerateResponse(deltas=deltas, prompt_logprobs=event.prompt_logprobs)
-        self._progress.record_usage(self._end)
+        record_usage(self._metrics, self._call, self._end)
         self._check_end(self._end)
         self.has_ended = True
         return gateway_pb2.GenerateResponse(completion=_completion(self._end, self._call, self._description))
@@ -118,6 +120,7 @@ class _Progress:
         now, tenant = time.monotonic(), self._call.tenant
         for delta in deltas:
             if delta.token_ids:
+                self._call.charge.deliver(len(delta.token_ids))
                 self._record_tokens(delta, now)
             if delta.finish_reason:
                 reason = "stop_string" if delta.matched_stop else _REASONS.get(delta.finish_reason, "other")
@@ -132,12 +135,6 @@ class _Progress:
         if self._last_at[delta.index]:
             self._metrics.observe(table.TOKEN_GAP, tenant, seconds=now - self._last_at[delta.index])
         self._last_at[delta.index] = now
-
-    def record_usage(self, end: worker_pb2.CallEnd) -> None:
-        usage, tenant = end.usage, self._call.tenant
-        self._metrics.count(table.PROMPT_TOKENS, tenant, amount=usage.prompt_tokens)
-        for source in ("block_hit", "partial_copy", "claimed_tail"):
-            self._metrics.count(table.CACHED_TOKENS, tenant, source, amount=getattr(usage, f"{source}_tokens"))
 
 
 _REASONS = {

@@ -13,8 +13,8 @@ from prefixgate.gateway.member import Member, Placement
 from prefixgate.gateway.membership import Membership
 from prefixgate.gateway.router import PrefixRouter
 from prefixgate.gateway.served_model import ServedModel
-from prefixgate.gateway.worker_client import Probe, WorkerClient
-from prefixgate.proto import worker_pb2
+from prefixgate.gateway.worker_client import Connection, Probe, WorkerClient
+from prefixgate.gateway.worker_link import WorkerLink
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +30,7 @@ class Fleet:
         hash_key_fingerprint: bytes,
         gateway_name: str,
         on_change: Callable[[bool], Awaitable[None]],
+        link: WorkerLink = WorkerLink(),  # noqa: B008  # immutable
         probe: Probe = Probe(),  # noqa: B008  # immutable
     ) -> None:
         """``on_change`` is told whenever there begin or cease to be workers that take calls."""
@@ -38,6 +39,7 @@ class Fleet:
         self._fingerprint = hash_key_fingerprint
         self._gateway_name = gateway_name
         self._on_change = on_change
+        self._link = link
         self._probe = probe
         self._common = CommonModel(hash_key_fingerprint)
         self._members: dict[str, Member] = {}
@@ -90,21 +92,14 @@ class Fleet:
     def _able(self, avoid: Collection[str]) -> list[Member]:
         return [member for member in self.members() if member.is_open and member.address not in avoid]
 
-    async def reports(self, tenant: str) -> list[worker_pb2.WorkerReport]:
-        """Ask all workers how they stand; those that do not answer are left out. Raises NoWorkerError if none does."""
-        asked = [member.client.report(tenant) for member in self.members() if member.client.is_ready]
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        reports = []
-        for answer in answers:
-            if isinstance(answer, worker_pb2.WorkerReport):
-                reports.append(answer)
-            elif not isinstance(answer, NoWorkerError):
-                raise answer
-        if not reports:
-            raise NoWorkerError(
-                "no worker answers; try again later" if answers else "no worker is ready; try again later"
-            )
-        return reports
+    def connections(self) -> list[Connection]:
+        """The workers that can be asked something now, those that are leaving included."""
+        return [member.client.connection for member in self.members() if member.client.is_ready]
+
+    @property
+    def num_unreachable(self) -> int:
+        """Workers that are named and cannot be asked now."""
+        return sum(not (member.client.is_ready or member.is_leaving) for member in self.members())
 
     async def run(self) -> None:
         """Follow the membership and keep the connections, until cancelled."""
@@ -127,6 +122,7 @@ class Fleet:
             hash_key_fingerprint=self._fingerprint,
             gateway_name=self._gateway_name,
             on_change=self._changed.set,
+            link=self._link,
             probe=self._probe,
         )
         observe = partial(self._router.observe, address)

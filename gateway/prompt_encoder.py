@@ -14,7 +14,13 @@ from prefixgate.proto import gateway_pb2
 from prefixgate.proto.fields import invalid
 
 T = TypeVar("T")
-Request = gateway_pb2.GenerateRequest | gateway_pb2.TokenizeRequest
+Request = (
+    gateway_pb2.GenerateRequest
+    | gateway_pb2.TokenizeRequest
+    | gateway_pb2.ExplainRequest
+    | gateway_pb2.WarmRequest
+    | gateway_pb2.PinRequest
+)
 
 
 class PromptEncoder:
@@ -37,7 +43,7 @@ class PromptEncoder:
             case "chat":
                 ids = await self._in_thread(lambda: encode_chat(request.chat, model, self._max_prompt_bytes))
             case _:
-                assert isinstance(request, gateway_pb2.GenerateRequest)
+                assert not isinstance(request, gateway_pb2.TokenizeRequest)
                 return request.token_ids.ids
         self._metrics.observe(ENCODING, seconds=time.monotonic() - started)
         return ids

@@ -6,7 +6,9 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
@@ -14,12 +16,16 @@ from grpc_health.v1 import health_pb2_grpc
 from prefixgate.cache.hashing import BlockHasher
 from prefixgate.config.address import Address, parse_address
 from prefixgate.config.hash_key import require_hash_key
-from prefixgate.config.settings import Settings, SettingsError
+from prefixgate.config.limit_settings import NO_LIMITS, LimitSettings
+from prefixgate.config.settings import Settings, SettingsError, TenantSettings
 from prefixgate.gateway.auth import Authenticator
+from prefixgate.gateway.cache_control import CacheControl
 from prefixgate.gateway.call_boundary import CallBoundary
 from prefixgate.gateway.call_guard import CallGuard
+from prefixgate.gateway.call_limits import limits_of
 from prefixgate.gateway.fleet import Fleet
 from prefixgate.gateway.generation import Generator
+from prefixgate.gateway.listening import listen
 from prefixgate.gateway.live_calls import BUSY_SECONDS, LiveCalls
 from prefixgate.gateway.membership import Membership
 from prefixgate.gateway.metrics import (
@@ -32,11 +38,15 @@ from prefixgate.gateway.metrics import (
     GatewayMetrics,
 )
 from prefixgate.gateway.prompt_encoder import PromptEncoder
+from prefixgate.gateway.quota import Quotas
 from prefixgate.gateway.router import PrefixRouter, RoutingConstants
 from prefixgate.gateway.service import GatewayService
+from prefixgate.gateway.settings_watch import SettingsWatch
 from prefixgate.gateway.tenants import LOCAL_TENANT
-from prefixgate.gateway.validation import Limits
+from prefixgate.gateway.warming import Warmer
+from prefixgate.gateway.worker_link import link_of
 from prefixgate.proto import gateway_pb2, gateway_pb2_grpc
+from prefixgate.proto.access import ACCESS_PURPOSE
 from prefixgate.proto.health import Health
 from prefixgate.proto.http_server import Check, HttpServer
 from prefixgate.proto.metrics_page import MetricsPage
@@ -57,9 +67,12 @@ class GatewayServer:
     def __init__(self, settings: Settings, hasher: BlockHasher) -> None:
         """Bind both ports. Raises SettingsError for what cannot be used, such as a port that is taken."""
         gateway = settings.gateway
-        listen = parse_address(gateway.listen)
-        limits = Limits(gateway.default_max_tokens, settings.limits.max_outputs, settings.limits.max_prompt_bytes)
-        authenticator = Authenticator(settings.tenants, local_allowed=listen.is_local)
+        self._authenticator = Authenticator(
+            settings.tenants, local_allowed=parse_address(gateway.listen).is_local
+        )
+        self._quotas = Quotas(
+            settings.limits, _own_limits(settings.tenants), default_max_tokens=gateway.default_max_tokens
+        )
         self._live = LiveCalls()
         self._is_draining = False
         self._health = Health(SERVICE_NAME)
@@ -69,8 +82,9 @@ class GatewayServer:
             hash_key_fingerprint=hasher.fingerprint,
             gateway_name=f"{socket.gethostname()}:{os.getpid()}"[:128],
             on_change=self._set_health,
+            link=link_of(gateway, hasher.derive(ACCESS_PURPOSE)),
         )
-        metrics = GatewayMetrics(
+        self._metrics = metrics = GatewayMetrics(
             settings.tenants or (LOCAL_TENANT,),
             {
                 LIVE_CALLS: lambda: self._live.num_live,
@@ -82,19 +96,21 @@ class GatewayServer:
             },
         )
         self._threads = ThreadPoolExecutor(min(_MAX_ENCODING_THREADS, os.cpu_count() or 1), "encode")
+        limits = limits_of(gateway.default_max_tokens, settings.limits, NO_LIMITS)
         encoder = PromptEncoder(self._threads, metrics, max_prompt_bytes=limits.max_prompt_bytes)
-        guard = CallGuard(authenticator.authenticate, metrics)
+        guard = CallGuard(self._authenticator.authenticate, metrics)
         service = GatewayService(
-            CallBoundary(self._live, metrics, guard.tenant),
-            Generator(self._fleet, encoder, metrics, limits),
+            CallBoundary(self._live, metrics, guard.tenant, self._quotas),
+            Generator(self._fleet, encoder, metrics),
             encoder,
             self._fleet,
-            limits,
+            CacheControl(self._fleet, encoder),
+            Warmer(self._fleet, encoder, metrics),
         )
         self._server = grpc.aio.server(interceptors=[guard], options=SERVER_OPTIONS)
         gateway_pb2_grpc.add_GatewayServicer_to_server(service, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        self.address = _bind(self._server, listen)
+        self.address = listen(self._server, settings)
         page = MetricsPage(gateway.metrics_seconds)
         page.show(metrics.families)
         http = parse_address(gateway.http)
@@ -119,6 +135,11 @@ class GatewayServer:
         await self._server.start()
         self._http.start()
         logger.info("Serving on %s, metrics on http://%s/metrics", self.address, self.http_address)
+
+    def apply(self, settings: Settings) -> None:
+        """Take over tenants and limits from other settings, for the calls that come. Raises SettingsError."""
+        self._authenticator.replace(settings.tenants)
+        self._quotas.change(settings.limits, _own_limits(settings.tenants))
 
     async def stop(self, drain_seconds: float) -> None:
         """Take no new calls, let live ones finish within ``drain_seconds``, and end everything. Only after ``start``.
@@ -164,30 +185,35 @@ class GatewayServer:
         )
 
 
-def _bind(server: grpc.aio.Server, listen: Address) -> Address:
-    try:
-        port = server.add_insecure_port(str(listen))
-    except RuntimeError as error:
-        raise SettingsError(f"gateway.listen: cannot listen on {listen}; is the address taken?") from error
-    return listen if listen.is_unix else Address(host=listen.host, port=port)
+def _own_limits(tenants: Mapping[str, TenantSettings]) -> dict[str, LimitSettings]:
+    """List who can call, each with limits of its own."""
+    return {name: tenant.limits for name, tenant in tenants.items()} or {LOCAL_TENANT: NO_LIMITS}
 
 
-def run(settings: Settings) -> int:
+def run(settings: Settings, file: Path | None, load: Callable[[], Settings]) -> int:
     """Run a gateway until SIGTERM or SIGINT, and return the process's exit code.
 
-    Live calls then finish within ``gateway.drain_seconds``; a second signal ends them. Raises SettingsError.
+    Live calls then finish within ``gateway.drain_seconds``; a second signal ends them. ``load`` reads the settings
+    again when their ``file`` changes or SIGHUP comes. Raises SettingsError.
     """
     hasher = BlockHasher(require_hash_key(settings.cache))
-    return asyncio.run(_run(settings, hasher))
+    return asyncio.run(_run(settings, hasher, file, load))
 
 
-async def _run(settings: Settings, hasher: BlockHasher) -> int:
+async def _run(settings: Settings, hasher: BlockHasher, file: Path | None, load: Callable[[], Settings]) -> int:
     signals: asyncio.Queue[int] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
     server = GatewayServer(settings, hasher)
     await server.start()
+    watching = None
+    if file is not None:
+        watch = SettingsWatch(file, settings, load)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, watch.ask)
+        watching = asyncio.create_task(watch.run(server.apply))
     logger.info("%s: shutting down", signal.Signals(await signals.get()).name)
+    if watching is not None:
+        watching.cancel()
     stopping = asyncio.create_task(server.stop(settings.gateway.drain_seconds))
     second = asyncio.create_task(signals.get())
     await asyncio.wait({stopping, second}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,19 +1,20 @@
 """The public API's methods: each only translates."""
 
-from collections.abc import Sequence
 from contextlib import aclosing
 
+from prefixgate.gateway.cache_control import CacheControl
 from prefixgate.gateway.call_boundary import CallBoundary, Context
 from prefixgate.gateway.fleet import Fleet
 from prefixgate.gateway.generation import Generator
 from prefixgate.gateway.output_text import whole
 from prefixgate.gateway.prompt_encoder import PromptEncoder
-from prefixgate.gateway.validation import Limits, check_request, num_outputs
-from prefixgate.proto import gateway_pb2, gateway_pb2_grpc, worker_pb2
+from prefixgate.gateway.validation import check_request, num_outputs
+from prefixgate.gateway.warming import Warmer
+from prefixgate.proto import gateway_pb2, gateway_pb2_grpc
 
 
 class GatewayService(gateway_pb2_grpc.GatewayServicer):
-    """Generate, Complete, Tokenize and Stats."""
+    """All methods of the gateway."""
 
     def __init__(
         self,
@@ -21,13 +22,15 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         generator: Generator,
         encoder: PromptEncoder,
         fleet: Fleet,
-        limits: Limits,
+        control: CacheControl,
+        warmer: Warmer,
     ) -> None:
         self._boundary = boundary
         self._generator = generator
         self._encoder = encoder
         self._fleet = fleet
-        self._limits = limits
+        self._control = control
+        self._warmer = warmer
 
     # A coroutine that writes, where the generated base has an iterator: an iterator that its reader drops is closed
     # when the garbage collector comes to it, and until then nobody cancels the call at the worker.
@@ -59,33 +62,62 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
     async def Tokenize(self, request: gateway_pb2.TokenizeRequest, context: Context) -> gateway_pb2.TokenizeResponse:
         """Encode an input as Generate would."""
         answer = gateway_pb2.TokenizeResponse()
-        async with self._boundary.call("Tokenize", context):
+        async with self._boundary.call("Tokenize", context) as call:
             model = self._fleet.model
-            check_request(request, model.description, self._limits)
+            check_request(request, model.description, call.charge.limits)
             answer.token_ids.extend(await self._encoder.encode(request, model))
         return answer
 
+    # Cache control. What is asked and answered fits into one message, but for a Warm's progress.
+
     async def Stats(self, request: gateway_pb2.StatsRequest, context: Context) -> gateway_pb2.StatsResponse:
-        """Say what is served and how the worker stands."""
+        """Say what is served and how the tenant stands."""
         answer = gateway_pb2.StatsResponse()
         async with self._boundary.call("Stats", context) as call:
-            answer.MergeFrom(_stats(self._fleet.model.description, await self._fleet.reports(call.tenant)))
+            answer.MergeFrom(await self._control.stats(request, call))
         return answer
 
+    async def Explain(self, request: gateway_pb2.ExplainRequest, context: Context) -> gateway_pb2.ExplainResponse:
+        """Say where a prompt leaves the cache, and why."""
+        answer = gateway_pb2.ExplainResponse()
+        async with self._boundary.call("Explain", context, request.request_id) as call:
+            answer.MergeFrom(await self._control.explain(request, call))
+        return answer
 
-def _stats(model: worker_pb2.ModelDescription, reports: Sequence[worker_pb2.WorkerReport]) -> gateway_pb2.StatsResponse:
-    """Add up what the workers say."""
-    stats = gateway_pb2.StatsResponse(
-        model=model.model,
-        model_fingerprint=model.fingerprint,
-        context_length=model.context_length,
-        incarnation=reports[0].incarnation if len(reports) == 1 else "",
-        running_calls=sum(report.running_calls for report in reports),
-        waiting_calls=sum(report.waiting_calls for report in reports),
-        queried_tokens=sum(report.queried_tokens for report in reports),
-        hit_tokens=sum(report.hit_tokens for report in reports),
-    )
-    stats.pool.block_size = model.block_size
-    for name in ("total_blocks", "free_blocks", "active_blocks", "cached_blocks"):
-        setattr(stats.pool, name, sum(getattr(report.pool, name) for report in reports))
-    return stats
+    async def Warm(  # type: ignore[override]
+        self, request: gateway_pb2.WarmRequest, context: Context
+    ) -> None:
+        """Stream how far the prompt is, then the completion."""
+        async with (
+            self._boundary.call("Warm", context, request.request_id) as call,
+            aclosing(self._warmer.run(request, call, context.time_remaining)) as responses,
+        ):
+            async for response in responses:
+                await context.write(response)
+
+    async def Pin(self, request: gateway_pb2.PinRequest, context: Context) -> gateway_pb2.PinResponse:
+        """Keep what is cached of a prompt for a time."""
+        answer = gateway_pb2.PinResponse()
+        async with self._boundary.call("Pin", context, request.request_id) as call:
+            answer.MergeFrom(await self._control.pin(request, call))
+        return answer
+
+    async def Unpin(self, request: gateway_pb2.UnpinRequest, context: Context) -> gateway_pb2.UnpinResponse:
+        """End a pin before its time."""
+        async with self._boundary.call("Unpin", context) as call:
+            await self._control.unpin(request, call)
+        return gateway_pb2.UnpinResponse()
+
+    async def ListPins(self, request: gateway_pb2.ListPinsRequest, context: Context) -> gateway_pb2.ListPinsResponse:
+        """List the tenant's pins."""
+        answer = gateway_pb2.ListPinsResponse()
+        async with self._boundary.call("ListPins", context) as call:
+            answer.MergeFrom(await self._control.list_pins(request, call))
+        return answer
+
+    async def Flush(self, request: gateway_pb2.FlushRequest, context: Context) -> gateway_pb2.FlushResponse:
+        """Forget what is cached for the tenant."""
+        answer = gateway_pb2.FlushResponse()
+        async with self._boundary.call("Flush", context) as call:
+            answer.MergeFrom(await self._control.flush(request, call))
+        return answer

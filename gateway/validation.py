@@ -45,13 +45,19 @@ def _max_prompt_tokens(model: worker_pb2.ModelDescription) -> int:
     return model.context_length - 1
 
 
+def check_encoded_prompt(request: Any, prompt_tokens: int, model: worker_pb2.ModelDescription, limits: Limits) -> None:
+    """Check the length of a prompt in tokens, whichever input it came by. Raises FieldError."""
+    field = request.WhichOneof("input") or "input"
+    check_prompt_length(field, prompt_tokens, _max_prompt_tokens(model))
+    check_prompt_tokens(field, prompt_tokens, limits)
+
+
 def complete_sampling(
     request: gateway_pb2.GenerateRequest, prompt_tokens: int, model: worker_pb2.ModelDescription, limits: Limits
 ) -> generation_pb2.SamplingParams:
     """Check what depends on the prompt's length, and return the sampling parameters with ``max_tokens`` set."""
-    field, outputs = request.WhichOneof("input") or "input", num_outputs(request)
-    check_prompt_length(field, prompt_tokens, _max_prompt_tokens(model))
-    check_prompt_tokens(field, prompt_tokens, limits)
+    outputs = num_outputs(request)
+    check_encoded_prompt(request, prompt_tokens, model, limits)
     sampling = generation_pb2.SamplingParams()
     sampling.CopyFrom(request.sampling)
     if not sampling.HasField("max_tokens"):

@@ -25,6 +25,7 @@ class WorkerCall:
         self._news = asyncio.Event()
         self._outputs: dict[int, worker_pb2.OutputTokens] = {}
         self._prompt_logprobs: list[generation_pb2.TokenLogprob] = []
+        self._prefill: worker_pb2.Prefill | None = None
         self._end: worker_pb2.CallEnd | None = None
 
     def deliver(self, event: worker_pb2.CallEvent) -> None:
@@ -39,6 +40,8 @@ class WorkerCall:
             else:
                 self._outputs[output.index] = output
         self._prompt_logprobs += event.prompt_logprobs
+        if event.HasField("prefill"):
+            self._prefill = event.prefill
         if event.HasField("end"):
             self._ended, self._end = True, event.end
         self._news.set()
@@ -52,8 +55,9 @@ class WorkerCall:
             outputs=self._outputs.values(),
             end=self._end,
             prompt_logprobs=self._prompt_logprobs,
+            prefill=self._prefill,
         )
-        self._outputs, self._prompt_logprobs = {}, []
+        self._outputs, self._prompt_logprobs, self._prefill = {}, [], None
         return event
 
     def cancel_output(self, index: int) -> None:

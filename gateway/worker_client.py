@@ -11,16 +11,16 @@ from prefixgate.gateway.backoff import Backoff
 from prefixgate.gateway.common_model import CommonModel
 from prefixgate.gateway.errors import NoWorkerError
 from prefixgate.gateway.served_model import ServedModel, WorkerRefusedError
+from prefixgate.gateway.worker_link import WorkerLink
 from prefixgate.gateway.worker_session import WorkerSession
 from prefixgate.proto import worker_pb2, worker_pb2_grpc
-from prefixgate.proto.transport import CHANNEL_OPTIONS, PROTOCOL_VERSION
+from prefixgate.proto.tls import TlsError
+from prefixgate.proto.transport import PROTOCOL_VERSION
 
 logger = logging.getLogger(__name__)
 
 _DESCRIBE_SECONDS = 30.0
-_REPORT_SECONDS = 5.0
-# gRPC by itself waits up to two minutes before it tries a lost worker's address again.
-_EAGER = tuple((f"grpc.{name}_reconnect_backoff_ms", 250) for name in ("initial", "min", "max"))
+_LAST_ANSWERS_SECONDS = 1.0
 
 
 class Connection(NamedTuple):
@@ -53,6 +53,7 @@ class WorkerClient:
         hash_key_fingerprint: bytes,
         gateway_name: str,
         on_change: Callable[[], None],
+        link: WorkerLink = WorkerLink(),  # noqa: B008  # immutable
         backoff: Backoff = Backoff(),  # noqa: B008  # immutable
         probe: Probe = Probe(),  # noqa: B008  # immutable
     ) -> None:
@@ -62,6 +63,7 @@ class WorkerClient:
         self._fingerprint = hash_key_fingerprint
         self._gateway_name = gateway_name
         self._on_change = on_change
+        self._link = link
         self._backoff = backoff
         self._probe = probe
         self._connection: Connection | None = None
@@ -85,30 +87,29 @@ class WorkerClient:
             raise NoWorkerError
         return self._connection
 
-    async def report(self, tenant: str) -> worker_pb2.WorkerReport:
-        """Ask the worker how it stands. Raises NoWorkerError."""
-        try:
-            return await self.connection.stub.Report(worker_pb2.ReportRequest(tenant=tenant), timeout=_REPORT_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            raise NoWorkerError("the worker does not answer; try again later") from error
-
     async def run(self) -> None:
         """Connect, and connect again whenever the connection is lost, until cancelled."""
-        async with grpc.aio.insecure_channel(self.address, options=[*CHANNEL_OPTIONS, *_EAGER]) as channel:
-            stub: worker_pb2_grpc.WorkerAsyncStub = worker_pb2_grpc.WorkerStub(channel)
-            loop, attempt = asyncio.get_running_loop(), 0
-            while True:
-                since = loop.time()
-                self._complain(await self._try(stub))
-                if loop.time() - since > self._backoff.longest:
-                    attempt = 0
-                await asyncio.sleep(self._backoff.delay(attempt))
-                attempt += 1
+        loop, attempt = asyncio.get_running_loop(), 0
+        while True:
+            since = loop.time()
+            self._complain(await self._try())
+            if loop.time() - since > self._backoff.longest:
+                attempt = 0
+            await asyncio.sleep(self._backoff.delay(attempt))
+            attempt += 1
 
-    async def _try(self, stub: "worker_pb2_grpc.WorkerAsyncStub") -> str:
+    async def _try(self) -> str:
         """Serve through the worker until that ends; returns why it did, or why it could not begin."""
         try:
-            return await self._serve(stub)
+            # A channel for each attempt, so that TLS files that have changed are used by the next one.
+            channel = self._link.open(self.address)
+            try:
+                return await self._serve(self._link.stub(channel))
+            finally:
+                # Others may be asking it something; where it is gone they have heard so.
+                await channel.close(_LAST_ANSWERS_SECONDS)
+        except TlsError as error:
+            return f"it cannot be reached by TLS: {error}"
         except WorkerRefusedError as error:
             return f"it is refused: {error}"
         except grpc.aio.AioRpcError as error:

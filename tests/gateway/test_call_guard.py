@@ -9,10 +9,12 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from prefixgate.gateway import auth
+from prefixgate.proto import gateway_pb2
 from tests.gateway.rig import Rig, collect, prompt, rig, run, tenants
 
 TENANTS = tenants(acme="key-a", zenith="key-z")
-METHODS = ["Generate", "Complete", "Tokenize", "Stats", "Unknown"]
+SERVED = [method.name for method in gateway_pb2.DESCRIPTOR.services_by_name["Gateway"].methods]
+METHODS = [*SERVED, "Unknown"]
 
 
 def bearer(key: str) -> Any:

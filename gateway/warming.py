@@ -1,0 +1,96 @@
+"""Computing a prompt into the cache of a worker, without generating."""
+
+from collections.abc import AsyncGenerator, Callable
+
+import grpc
+
+from prefixgate.gateway.call_usage import record_usage
+from prefixgate.gateway.errors import CallError, worker_error
+from prefixgate.gateway.fleet import Fleet
+from prefixgate.gateway.live_calls import Call
+from prefixgate.gateway.metrics import GatewayMetrics
+from prefixgate.gateway.prompt_encoder import PromptEncoder
+from prefixgate.gateway.validation import check_encoded_prompt, check_request
+from prefixgate.proto import gateway_pb2, generation_pb2, worker_pb2
+from prefixgate.proto.fields import invalid
+
+
+class Warmer:
+    """Runs warms, each on the worker that the fleet chooses for its prompt: where a call with it will go.
+
+    One that a worker drops is not sent to another: its client has lost nothing, and can ask again.
+    """
+
+    def __init__(self, fleet: Fleet, encoder: PromptEncoder, metrics: GatewayMetrics) -> None:
+        self._fleet = fleet
+        self._encoder = encoder
+        self._metrics = metrics
+
+    async def run(
+        self, request: gateway_pb2.WarmRequest, call: Call, time_remaining: Callable[[], float | None]
+    ) -> AsyncGenerator[gateway_pb2.WarmResponse, None]:
+        """Yield how far the prompt is, then ``completion``. Close the iterator to cancel at the worker.
+
+        ``time_remaining`` tells the seconds to the client's deadline, None without one. Raises FieldError and
+        CallError; what ends without ``completion`` has always raised.
+        """
+        model = self._fleet.model
+        check_request(request, model.description, call.charge.limits)
+        token_ids = await self._encoder.encode(request, model)
+        check_encoded_prompt(request, len(token_ids), model.description, call.charge.limits)
+        most = model.description.max_call_tokens
+        if len(token_ids) > most:
+            raise invalid(
+                request.WhichOneof("input") or "input", f"comes to {len(token_ids)} tokens; must be at most {most}"
+            )
+        submit = _submission(request, call, time_remaining())
+        submit.token_ids.extend(token_ids)
+        call.charge.reserve(len(token_ids), 0)
+        with self._fleet.place(model.scope(call.tenant, request.cache.salt), token_ids) as placement:
+            description = placement.connection.model.description
+            # Last, so that nothing can fail between the call's start at the worker and the promise to end it there.
+            worker_call = placement.connection.session.submit(submit)
+            try:
+                while True:
+                    event = await worker_call.receive()
+                    if event.HasField("prefill"):
+                        yield gateway_pb2.WarmResponse(progress=_progress(event.prefill, len(token_ids)))
+                    if event.HasField("end"):
+                        break
+                placement.answered()
+                record_usage(self._metrics, call, event.end)
+                if event.end.code != grpc.StatusCode.OK.value[0]:
+                    raise worker_error(event.end.code, event.end.message, event.end.retry_seconds)
+                completion = gateway_pb2.Completion(
+                    usage=event.end.usage,
+                    request_id=call.request_id,
+                    model=description.model,
+                    incarnation=description.incarnation,
+                )
+                yield gateway_pb2.WarmResponse(completion=completion)
+            finally:
+                worker_call.close()
+
+
+def _submission(request: gateway_pb2.WarmRequest, call: Call, time_remaining: float | None) -> worker_pb2.Submit:
+    submit = worker_pb2.Submit(
+        tenant=call.tenant,
+        request_id=call.request_id,
+        sampling=generation_pb2.SamplingParams(max_tokens=1),
+        n=1,
+        cache=request.cache,
+        prefill_only=True,
+    )
+    if time_remaining is not None:
+        if time_remaining <= 0:
+            raise CallError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed before the call began")
+        submit.deadline_seconds = time_remaining
+    if request.HasField("priority"):
+        submit.priority = request.priority
+    return submit
+
+
+def _progress(prefill: worker_pb2.Prefill, prompt_tokens: int) -> gateway_pb2.WarmProgress:
+    return gateway_pb2.WarmProgress(
+        prompt_tokens=prompt_tokens, cached_tokens=prefill.cached_tokens, computed_tokens=prefill.computed_tokens
+    )
