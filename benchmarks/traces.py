@@ -3,7 +3,8 @@
 A trace is a file ``NAME.b<B>.jsonl.gz``, one JSON object a line in the order of arrival: ``input_length`` in tokens and
 ``blocks``, a list of ``[first, count]`` runs of ids. An id stands for a block of B tokens *and* all that came before
 it, and ids are numbered in the order in which they were first seen. In a ``NAME_io`` file the ids go on through the
-output, and the prompt's own are the first ``input_length // B``.
+output, and the prompt's own are the first ``input_length // B``. Routing also reads ``t`` (milliseconds),
+``output_length`` in tokens and ``conv``, the number of the conversation; the rest can do without them.
 """
 
 import gzip
@@ -37,6 +38,9 @@ class TraceRequest(NamedTuple):
     num_blocks: int
     runs: list[list[int]]
     """``[first id, count]`` in path order."""
+    arrival_ms: float = 0.0
+    output_tokens: int = 0
+    conversation: int = 0
 
     def ids(self) -> list[int]:
         return [block for first, count in self.runs for block in range(first, first + count)]
@@ -71,5 +75,15 @@ def _load(path: Path, name: str, block_size: int) -> Trace:
             record = json.loads(line)
             num_blocks = sum(count for _, count in record["blocks"])
             own = record["input_length"] // block_size if name.endswith("_io") else num_blocks
-            requests.append(TraceRequest(record["input_length"], own, num_blocks, record["blocks"]))
+            requests.append(
+                TraceRequest(
+                    record["input_length"],
+                    own,
+                    num_blocks,
+                    record["blocks"],
+                    record.get("t", 0.0),
+                    record.get("output_length", 0),
+                    record.get("conv", 0),
+                )
+            )
     return Trace(name, block_size, requests)

@@ -2,18 +2,7 @@
 
 from typing import NamedTuple
 
-
-class Load(NamedTuple):
-    """What a worker has to do."""
-
-    calls: int
-    """This gateway's calls in its hands."""
-    pending_tokens: int
-    """Tokens of their prompts that are to be computed before their first tokens, as the router expected them."""
-    running: int = 0
-    """Outputs that it generates, of all gateways' calls, as it last said."""
-    waiting: int = 0
-    """Outputs that wait for admission there, likewise."""
+from prefixgate.gateway.pending_prompts import PendingPrompts
 
 
 class Candidate(NamedTuple):
@@ -21,7 +10,10 @@ class Candidate(NamedTuple):
 
     worker: str
     """Its address, by which all else here knows it."""
-    load: Load
+    calls: int
+    """This gateway's calls in its hands."""
+    pending: PendingPrompts
+    """Those of them that wait for their first tokens. Only to be read."""
 
 
 class Choice(NamedTuple):

@@ -1,10 +1,12 @@
 """One worker of the fleet, as this gateway sees it: what it has in hand there, and whether it may get more."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from prefixgate.gateway.candidate import Candidate, Load
+from prefixgate.gateway.candidate import Candidate
 from prefixgate.gateway.circuit_breaker import CircuitBreaker
+from prefixgate.gateway.pending_prompts import PendingPrompts
 from prefixgate.gateway.worker_client import Connection, WorkerClient
 from prefixgate.proto import generation_pb2
 
@@ -16,11 +18,13 @@ class Placement:
         self.worker = member.address
         self.connection = connection
         self._member = member
-        self._pending_tokens = pending_tokens
+        self._is_answered = False
+        self._prompt = member.pending.add(pending_tokens, time.monotonic())
 
     def answered(self) -> None:
         """Note that the worker has begun to answer: the prompt is computed, and the worker is well. Idempotent."""
-        if self._pending_tokens:
+        if not self._is_answered:
+            self._is_answered = True
             self._member.circuit.succeed()
         self.settle()
 
@@ -37,8 +41,7 @@ class Placement:
 
     def settle(self) -> None:
         """Note that its prompt is no load any more. Idempotent."""
-        self._member.pending_tokens -= self._pending_tokens
-        self._pending_tokens = 0
+        self._member.pending.remove(self._prompt, time.monotonic())
 
 
 class Member:
@@ -56,8 +59,8 @@ class Member:
         """Whether it is no longer named: its calls end there, and no new ones come."""
         self.num_calls = 0
         """Calls in its hands."""
-        self.pending_tokens = 0
-        """Tokens of their prompts that it has to compute before their first tokens."""
+        self.pending = PendingPrompts()
+        """Those of them that wait for their first tokens."""
         self.num_placed = 0
         self.num_retried = 0
         """Of those placed, calls that had failed at another worker."""
@@ -79,17 +82,16 @@ class Member:
 
     def candidate(self) -> Candidate:
         """Stand for election."""
-        return Candidate(self.address, Load(self.num_calls, self.pending_tokens))
+        return Candidate(self.address, self.num_calls, self.pending)
 
     @contextmanager
     def place(self, pending_tokens: int, *, is_retry: bool) -> Iterator[Placement]:
         """Hold a place for a call. Every exit gives it back. Raises NoWorkerError."""
         connection = self.client.connection
-        placement = Placement(self, connection, max(1, pending_tokens))
+        placement = Placement(self, connection, pending_tokens)
         self.num_placed += 1
         self.num_retried += is_retry
         self.num_calls += 1
-        self.pending_tokens += max(1, pending_tokens)
         is_trial = self.circuit.begin()
         try:
             yield placement

@@ -2,11 +2,15 @@
 
 The cost of a worker is
 
-    wait + miss_weight * miss        where  wait = pending tokens / speed + calls * call_seconds
-                                            miss = prompt tokens not cached there / speed
+    wait + (miss_weight + eviction_weight * pressure) * miss
 
-and the call goes to the least. ``speed`` is the worker's prefill in tokens per second. The wait is the caller's own;
-what is computed delays others too and takes room from what is cached, so ``miss_weight`` is more than 1.
+    wait = pending tokens / speed + calls * call_seconds
+    miss = prompt tokens not cached there / speed
+
+and the call goes to the least. The wait is the caller's own; what is computed delays others too, so ``miss_weight`` is
+more than 1, and it takes room from what is cached, which costs most where the pool turns over fastest: ``pressure`` is
+1 for a worker whose pool does as all do, 0 where nothing is evicted. Without it a fleet with little to do would send
+all that begins alike to one worker, and use one pool.
 
 It is one decision for each call: there is no threshold beyond which affinity is switched off, and no session that is
 tied to a worker.
@@ -38,6 +42,7 @@ class RoutingConstants:
     miss_weight: float = 3.0
     tokens_per_second: float = 8000.0
     """Speed of a worker that has shown none yet."""
+    eviction_weight: float = 1.0
     call_seconds: float = 0.005
     """What each call in a worker's hands costs the next one there, even when no prompt is pending."""
 
@@ -104,21 +109,23 @@ class PrefixRouter:
         # Equal prompts that nobody knows are equal here too, so a burst of them meets; what is new below a shared
         # head is spread.
         key = hashes[min(reusable, len(hashes) - 1)] if hashes else tenant.encode()
-        speeds = self._speeds_of(names, now)
+        speeds, pressures = self._speeds_of(names, now), self.index.pressures(names)
 
         def cost(candidate: Candidate) -> tuple[float, int, int]:
-            load, speed = candidate.load, speeds[candidate.worker]
-            calls = max(load.calls, load.running + load.waiting)
-            cached = self._tokens(prefixes[candidate.worker], prompt_tokens) if reads_cache else 0
-            wait = load.pending_tokens / speed + calls * constants.call_seconds
+            worker, calls, pending = candidate
+            speed = speeds[worker]
+            cached = self._tokens(prefixes[worker], prompt_tokens) if reads_cache else 0
+            wait = pending.left(now, speed) / speed + calls * constants.call_seconds
+            weight = constants.miss_weight + constants.eviction_weight * pressures[worker]
             miss = (prompt_tokens - cached) / speed
-            return wait + constants.miss_weight * miss, calls, xxh3_64_intdigest(key + candidate.worker.encode())
+            return wait + weight * miss, calls, xxh3_64_intdigest(key + worker.encode())
 
         chosen = min(candidates, key=cost)
         prefix = prefixes[chosen.worker]
         cached = self._tokens(prefix, prompt_tokens) if reads_cache else 0
         if keeps_blocks:
-            seconds = (chosen.load.pending_tokens + prompt_tokens - cached) / speeds[chosen.worker]
+            speed = speeds[chosen.worker]
+            seconds = (chosen.pending.left(now, speed) + prompt_tokens - cached) / speed
             self._predictions.add(chosen.worker, hashes[prefix.held :], seconds + _EXPECT_SECONDS)
         reusable_tokens = min(reusable * self._hasher.block_size, prompt_tokens - 1)
         return Choice(chosen.worker, cached, reusable_tokens)

@@ -49,19 +49,28 @@ class _Picture:
         self.incarnation = incarnation
         self.number = number
         self.held = {tenant: set(hashes) for tenant, hashes in held.items()}
+        self.num_blocks = sum(map(len, self.held.values()))
+        self.evicted = 0.0
+        """Blocks evicted lately, see ``RoutingIndex.pressures``."""
 
-    def apply(self, event: Event) -> None:
-        if isinstance(event, Stored):
-            self.held.setdefault(event.tenant, set()).update(event.hashes)
-        elif isinstance(event, Removed):
-            held = self.held.get(event.tenant, set())
-            held.difference_update(event.hashes)
-            if not held:
-                self.held.pop(event.tenant, None)
-        elif event.tenant:
-            self.held.pop(event.tenant, None)
-        else:
-            self.held.clear()
+    def store(self, tenant: str, hashes: Sequence[BlockHash]) -> None:
+        held = self.held.setdefault(tenant, set())
+        self.num_blocks -= len(held)
+        held.update(hashes)
+        self.num_blocks += len(held)
+
+    def remove(self, tenant: str, hashes: Sequence[BlockHash]) -> None:
+        held = self.held.get(tenant, set())
+        self.num_blocks -= len(held)
+        held.difference_update(hashes)
+        self.num_blocks += len(held)
+        self.evicted += len(hashes)
+        if not held:
+            self.held.pop(tenant, None)
+
+    def clear(self, tenant: str) -> None:
+        for name in [tenant] if tenant else list(self.held):
+            self.num_blocks -= len(self.held.pop(name, ()))
 
 
 class RoutingIndex:
@@ -95,11 +104,7 @@ class RoutingIndex:
             return False
         if number == picture.number + 1:
             picture.number = number
-            picture.apply(event)
-            if not isinstance(event, Cleared):
-                self._predictions.confirm(worker, event.hashes)
-            else:
-                self._predictions.forget(worker)
+            self._change(worker, picture, event)
         return True
 
     def forget(self, worker: str) -> None:
@@ -114,7 +119,20 @@ class RoutingIndex:
     def num_blocks(self, worker: str) -> int:
         """Blocks that a worker is known to hold."""
         picture = self._pictures.get(worker)
-        return sum(map(len, picture.held.values())) if picture is not None else 0
+        return picture.num_blocks if picture is not None else 0
+
+    def pressures(self, workers: Sequence[str]) -> dict[str, float]:
+        """Tell how much faster than usual each worker's pool turns over: 1 is the mean of these workers.
+
+        A pool's turnover is what it evicted lately, for each block that it holds. *Lately* is not a matter of time: the
+        counts are halved whenever they add up to the number of blocks held. Where nothing is evicted all are 0.
+        """
+        turnovers = {}
+        for name in workers:
+            picture = self._pictures.get(name)
+            turnovers[name] = picture.evicted / max(1, picture.num_blocks) if picture is not None else 0.0
+        mean = sum(turnovers.values()) / max(1, len(turnovers))
+        return {name: turnover / mean if mean else 0.0 for name, turnover in turnovers.items()}
 
     def prefix(self, worker: str, tenant: str, hashes: Sequence[BlockHash]) -> "Prefix":
         """Tell how many of a prompt's leading blocks a worker holds, and will hold soon.
@@ -129,3 +147,18 @@ class RoutingIndex:
             hashes, True, lo=now, key=lambda block_hash: block_hash not in held and not expects(worker, block_hash)
         )
         return Prefix(now, soon)
+
+    def _change(self, worker: str, picture: _Picture, event: Event) -> None:
+        if isinstance(event, Cleared):
+            picture.clear(event.tenant)
+            self._predictions.forget(worker)
+            return
+        self._predictions.confirm(worker, event.hashes)
+        if isinstance(event, Stored):
+            picture.store(event.tenant, event.hashes)
+            return
+        picture.remove(event.tenant, event.hashes)
+        pictures = self._pictures.values()
+        if sum(one.evicted for one in pictures) > sum(one.num_blocks for one in pictures):
+            for one in pictures:
+                one.evicted /= 2
