@@ -10,9 +10,11 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 
-from prefixgate.gateway.errors import CallError, ErrorStatus, is_being_cancelled, status_of
+from prefixgate.gateway.call_limits import LimitError
+from prefixgate.gateway.errors import CallError, ErrorStatus, QuotaError, is_being_cancelled, status_of
 from prefixgate.gateway.live_calls import Call, LiveCalls
-from prefixgate.gateway.metrics import CALLS_ENDED, CALLS_STARTED, GatewayMetrics
+from prefixgate.gateway.metrics import CALLS_ENDED, CALLS_STARTED, CHARGED_TOKENS, LIMIT_REFUSALS, GatewayMetrics
+from prefixgate.gateway.quota import Quotas
 from prefixgate.gateway.validation import check_request_id
 from prefixgate.proto.fields import FieldError
 
@@ -20,15 +22,21 @@ logger = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
+_CLIENTS_ENDS = (grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
+"""How a call ends that its client gave up."""
+
 
 class CallBoundary:
     """Opens and closes the calls of all methods."""
 
-    def __init__(self, live: LiveCalls, metrics: GatewayMetrics, tenant_of: Callable[[], str]) -> None:
+    def __init__(
+        self, live: LiveCalls, metrics: GatewayMetrics, tenant_of: Callable[[], str], quotas: Quotas
+    ) -> None:
         """``tenant_of`` names the tenant of the running call, as its credential proved it."""
         self._live = live
         self._metrics = metrics
         self._tenant_of = tenant_of
+        self._quotas = quotas
 
     @asynccontextmanager
     async def call(self, method: str, context: Context, request_id: str = "") -> AsyncIterator[Call]:
@@ -42,6 +50,7 @@ class CallBoundary:
         self._metrics.count(CALLS_STARTED, method, call.tenant)
         try:
             self._live.enter(call)
+            call.charge = self._quotas.enter(call.tenant)
             yield call
         except asyncio.CancelledError as error:
             if call.cut_off_by is not None and not context.cancelled():
@@ -55,6 +64,8 @@ class CallBoundary:
         except Exception as error:
             status = status_of(error, call.request_id)
             code = status.code
+            if isinstance(error, QuotaError | LimitError):
+                self._metrics.count(LIMIT_REFUSALS, call.tenant, error.limit)
             try:
                 await _abort(call, context, status, error)
             except grpc.aio.InternalError as unsent:
@@ -64,6 +75,7 @@ class CallBoundary:
                 raise asyncio.CancelledError from unsent
         finally:
             self._live.leave(call)
+            self._metrics.count(CHARGED_TOKENS, call.tenant, amount=call.charge.close(by_client=code in _CLIENTS_ENDS))
             self._metrics.count(CALLS_ENDED, method, call.tenant, code.name)
             logger.info(
                 "%s tenant=%s request=%s %s %.3f s", method, call.tenant, call.request_id, code.name, call.age_seconds

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prefixgate.gateway.errors import CallError, DrainingError
+from prefixgate.gateway.quota import Charge
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +24,8 @@ class Call:
     request_id: str
     """The caller's own name for it, or ours. Shown and logged, never looked up by."""
     started_at: float = field(default_factory=time.monotonic)
+    charge: Charge = field(default_factory=Charge)
+    """What it may ask for, and what it uses of its tenant's quota."""
     awaits_token: bool = False
     """Whether it wants tokens and has not got the first one yet."""
     cut_off_by: CallError | None = None

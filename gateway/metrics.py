@@ -54,6 +54,20 @@ CALLS_REFUSED = Metric(
     ("code",),
     "calls",
 )
+LIMIT_REFUSALS = Metric(
+    "prefixgate_gateway_limit_refusals_total",
+    "counter",
+    "Calls that were refused for one of the operator's limits, by the limit's name.",
+    ("tenant", "limit"),
+    "calls",
+)
+CHARGED_TOKENS = Metric(
+    "prefixgate_gateway_charged_tokens_total",
+    "counter",
+    "Tokens that calls were charged at their end: of the prompt those that were not cached, and the generated ones.",
+    ("tenant",),
+    "tokens",
+)
 PROMPT_TOKENS = Metric(
     "prefixgate_gateway_prompt_tokens_total",
     "counter",
@@ -147,6 +161,8 @@ METRICS: tuple[Metric, ...] = (
     CALLS_STARTED,
     CALLS_ENDED,
     CALLS_REFUSED,
+    LIMIT_REFUSALS,
+    CHARGED_TOKENS,
     PROMPT_TOKENS,
     CACHED_TOKENS,
     COMPLETION_TOKENS,

@@ -4,7 +4,7 @@ import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.error import HTTPError
@@ -14,6 +14,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2
 
 from prefixgate.cache.hashing import BlockHasher
+from prefixgate.config.limit_settings import LimitSettings
 from prefixgate.config.settings import GatewaySettings, Settings, TenantSettings
 from prefixgate.gateway.server import GatewayServer
 from prefixgate.gateway.tenants import digest_api_key
@@ -22,6 +23,7 @@ from prefixgate.proto.transport import CHANNEL_OPTIONS
 from tests.gateway.fake_worker import HASH_KEY, FakeCall, FakeSession, FakeWorker, serving
 
 T = TypeVar("T")
+_LIMITS = {entry.name for entry in fields(LimitSettings)}
 PATIENCE = 60.0
 """Seconds after which a test that hangs is given up."""
 
@@ -108,11 +110,13 @@ def http_get(url: str) -> tuple[int, str]:
 async def gateway(
     worker_address: str, *, tenant_settings: Mapping[str, TenantSettings] | None = None, **settings: Any
 ) -> AsyncIterator[GatewayServer]:
-    """Run a gateway on free loopback ports."""
+    """Run a gateway on free loopback ports. ``settings`` are keys of [gateway] and of [limits]."""
+    limits = {name: settings.pop(name) for name in _LIMITS & settings.keys()}
     fresh = {"listen": "127.0.0.1:0", "http": "127.0.0.1:0", "metrics_seconds": 0.0}
     values = {**fresh, "workers": (worker_address,), **settings}
     server = GatewayServer(
-        Settings(gateway=GatewaySettings(**values), tenants=tenant_settings or {}), BlockHasher(HASH_KEY)
+        Settings(gateway=GatewaySettings(**values), limits=LimitSettings(**limits), tenants=tenant_settings or {}),
+        BlockHasher(HASH_KEY),
     )
     await server.start()
     try:

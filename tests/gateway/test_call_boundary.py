@@ -9,10 +9,12 @@ import grpc.aio
 import psutil
 import pytest
 
+from prefixgate.config.limit_settings import NO_LIMITS
 from prefixgate.gateway.call_boundary import CallBoundary
 from prefixgate.gateway.errors import CallError
 from prefixgate.gateway.live_calls import LiveCalls
 from prefixgate.gateway.metrics import CALLS_ENDED, METRICS, GatewayMetrics
+from prefixgate.gateway.quota import Quotas
 from prefixgate.proto import gateway_pb2_grpc, worker_pb2
 from prefixgate.proto.transport import CHANNEL_OPTIONS
 from tests.counts import scaled
@@ -20,6 +22,7 @@ from tests.gateway.fake_worker import LENGTH, FakeCall, answer_all
 from tests.gateway.rig import Rig, collect, prompt, rig, run
 
 DEADLINE_EXCEEDED = grpc.StatusCode.DEADLINE_EXCEEDED
+UNLIMITED = Quotas(NO_LIMITS, {"acme": NO_LIMITS}, default_max_tokens=1)
 
 
 async def status_of(pending: Any) -> tuple[grpc.StatusCode, str]:
@@ -182,7 +185,7 @@ def test_a_clients_own_cancel_is_passed_on_to_grpc() -> None:
     async def test() -> None:
         live = LiveCalls()
         gauges = {metric: (lambda: 0.0) for metric in METRICS if metric.kind == "gauge"}
-        boundary = CallBoundary(live, GatewayMetrics(["acme"], gauges), lambda: "acme")
+        boundary = CallBoundary(live, GatewayMetrics(["acme"], gauges), lambda: "acme", UNLIMITED)
         entered = asyncio.Event()
 
         async def handler() -> None:
@@ -217,7 +220,7 @@ def test_a_client_that_is_gone_before_it_could_be_answered_is_no_fault_of_ours(
     async def test() -> None:
         gauges = {metric: (lambda: 0.0) for metric in METRICS if metric.kind == "gauge"}
         metrics = GatewayMetrics(["acme"], gauges)
-        boundary = CallBoundary(LiveCalls(), metrics, lambda: "acme")
+        boundary = CallBoundary(LiveCalls(), metrics, lambda: "acme", UNLIMITED)
         context: Any = Gone()
 
         async def handler(error: Exception | None) -> None:
