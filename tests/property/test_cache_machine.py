@@ -263,7 +263,7 @@ class WeakHashMachine(CacheMachine):
 
 # About 45 steps each: the three machines take over 13,000 together.
 _profile = settings(
-    max_examples=2_000 if soak else 100,
+    max_examples=1_000 if soak else 100,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
