@@ -81,6 +81,10 @@ class Client:
         )
         await self._stream.write(worker_pb2.SessionRequest(hello=hello))
 
+    def cancel(self) -> None:
+        """Close the stream."""
+        self._stream.cancel()
+
     async def first_token_ms(self, prompt: Sequence[int]) -> float:
         """Submit a call for one token; returns how long it took to come."""
         self._calls += 1
@@ -127,7 +131,7 @@ async def serve(bench: BenchEngine) -> AsyncIterator[Client]:
         address = f"unix:{folder}/worker.sock"
         server.add_insecure_port(address)
         await server.start()
-        service.serve(ServedModel(spec, description, bench.engine, bench.observations, LIMITS.max_running))
+        service.serve(ServedModel(spec, description, bench.engine, bench.observations, LIMITS.max_running, pin_limit=0))
         thread.start()
         try:
             async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
