@@ -208,11 +208,12 @@ SUBMIT = Message(
     _check_prefill_only,
 )
 
+_INCARNATION = Row(AnyValue("the worker's own"), code=_FAILED_PRECONDITION)
 HELLO = Message(
     {
         "gateway": Row(Text(), "empty"),
         "protocol_version": Row(AnyValue("the worker's own"), code=_FAILED_PRECONDITION),
-        "incarnation": Row(AnyValue("the worker's own"), code=_FAILED_PRECONDITION),
+        "incarnation": _INCARNATION,
         "hash_key_fingerprint": Row(AnyValue("the worker's own"), code=_FAILED_PRECONDITION),
     }
 )
@@ -242,6 +243,7 @@ TABLE: Mapping[str, Message] = {
     "Chat": CHAT,
     "TokenIds": TOKEN_IDS,
     "DescribeRequest": Message({}),
+    "EventsRequest": Message({"incarnation": _INCARNATION}),
     "ReportRequest": Message({"tenant": Row(Text(), "none")}),
     "SessionRequest": Message({"hello": Row(HELLO), "submit": Row(SUBMIT), "cancel": Row(CANCEL)}),
     "Hello": HELLO,

@@ -19,10 +19,8 @@ SNAPSHOT_PART_SOME: SnapshotPart
 SNAPSHOT_PART_LAST: SnapshotPart
 
 class DescribeRequest(_message.Message):
-    __slots__ = ("known_incarnation",)
-    KNOWN_INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    known_incarnation: str
-    def __init__(self, known_incarnation: _Optional[str] = ...) -> None: ...
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class ModelDescription(_message.Message):
     __slots__ = ("model", "fingerprint", "vocabulary_size", "eos_ids", "context_length", "block_size", "max_call_tokens", "hash_key_fingerprint", "incarnation", "tokenizer", "chat_template", "template_tokens", "text_digest", "protocol_version")

@@ -6,7 +6,6 @@ cannot go on.
 """
 
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping
 from typing import ParamSpec
@@ -15,7 +14,9 @@ from grpc import StatusCode
 
 from prefixgate.cache.prefix_cache import PrefixCache
 from prefixgate.worker.cache_control import CacheControl
+from prefixgate.worker.cache_feed import CacheFeed
 from prefixgate.worker.deadlines import Deadlines
+from prefixgate.worker.door import Door
 from prefixgate.worker.executor import FAULT, Executor
 from prefixgate.worker.inbox import Cancellation, Inbox, InboxClosedError
 from prefixgate.worker.limits import Limits
@@ -35,8 +36,6 @@ logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 
-MAX_RETRY_SECONDS = 60
-"""Longest time that a refused call is told to wait: nobody knows what is in an hour."""
 NO_LINE = Line(0, 0.0)
 RECEIVER_GONE = End(StatusCode.CANCELLED, "whoever asked for it can no longer be told")
 
@@ -60,6 +59,7 @@ class Engine:
         self._limits = limits
         self._observations = observations
         self._clock = clock
+        self._door = Door(cache, limits, clock)
         self._eos_ids = frozenset(runner.spec.eos_ids)
         self._scheduler = Scheduler(cache, limits, weights)
         self._control = CacheControl(cache, self._scheduler, clock)
@@ -68,6 +68,7 @@ class Engine:
         self._deadlines = Deadlines()
         self._time_limits = Deadlines()
         self._outbox = Outbox()
+        self.cache_feed = CacheFeed(cache)
         self._steps = 0
         self._computed_tokens = 0
         self._integrity_checks = 0
@@ -84,13 +85,9 @@ class Engine:
 
         Raises RefusedError for a call that can never run here, finds too many before it, or comes too late.
         """
-        self._check_fits(request)
-        # The bound on the queue is for the step to enforce, which knows who can run at once and whose turn it is. This
-        # one keeps the inbox from growing while a step takes long.
+        self._door.check_size(request)
         tenant = request.scope.tenant
-        line = self._lines.get(tenant, NO_LINE)
-        if line.calls + self.inbox.num_submits_of(tenant) >= self._limits.max_waiting + self._limits.max_running:
-            raise RefusedError(*self._queue_is_full(line))
+        self._door.check_line(self._lines.get(tenant, NO_LINE), self.inbox.num_submits_of(tenant))
         request.received_at = self._clock()
         try:
             self.inbox.submit(request)
@@ -144,6 +141,7 @@ class Engine:
         for request in self._outbox.deliver(self._steps):
             self._end(request, RECEIVER_GONE)
             self._report = self._take_report()
+        self.cache_feed.publish()
         return bool(self._scheduler.waiting or self._scheduler.running)
 
     def seconds_to_expiry(self) -> float | None:
@@ -230,7 +228,7 @@ class Engine:
         waiting = self._scheduler.waiting
         while waiting.num_new > self._limits.max_waiting:
             request = waiting.last_of_largest(self._scheduler.fair.weight)
-            self._end(request, self._queue_is_full(waiting.line(request.scope.tenant)))
+            self._end(request, self._door.too_many(waiting.line(request.scope.tenant)))
         return plan.chunks
 
     def _compute(self, chunks: list[Chunk]) -> None:
@@ -321,36 +319,7 @@ class Engine:
         self._outbox.of(request).end = end
         self._observe(self._observations.call_ended, end)
 
-    # Bounds and figures
-
-    def _check_fits(self, request: Request) -> None:
-        if request.pin_seconds is not None and not self._cache.pins.limit:
-            raise RefusedError(
-                StatusCode.INVALID_ARGUMENT,
-                "cache.ttl_seconds: must not be set, as cache.pin_share is 0 at this worker",
-            )
-        prompt, new, outputs = len(request.token_ids), request.sampling.max_tokens, request.n
-        if outputs > self._limits.max_running:
-            raise RefusedError(
-                StatusCode.INVALID_ARGUMENT,
-                f"n: {outputs} outputs; this worker runs at most {self._limits.max_running}",
-            )
-        needed = self._cache.blocks_needed(prompt, new, outputs)
-        ceiling = self._cache.ceiling(request.scope.tenant)
-        if needed > ceiling:
-            raise RefusedError(
-                StatusCode.INVALID_ARGUMENT,
-                f"max_tokens: {prompt} prompt tokens and {outputs} outputs of up to {new} tokens can need {needed} "
-                f"blocks of {self._cache.block_size} tokens; of the pool's {self._cache.num_blocks} the tenant can "
-                f"have {ceiling}",
-            )
-
-    def _queue_is_full(self, line: Line) -> End:
-        """The end of a call that finds too many before it, with the time that the first of them has waited by now."""
-        waited = self._clock() - line.first_received_at if line.calls else 0.0
-        seconds = min(max(1, math.ceil(waited)), MAX_RETRY_SECONDS)
-        text = f"this worker lets {self._limits.max_waiting} calls wait, and more are; try again in {seconds} seconds"
-        return End(StatusCode.RESOURCE_EXHAUSTED, text, seconds)
+    # Figures
 
     def _observe(self, record: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """Record an observation. One that fails is counted and dropped: it must not end a stream."""

@@ -16,12 +16,13 @@ from prefixgate.proto.transport import PROTOCOL_VERSION
 from prefixgate.worker.cache_control import CacheControl
 from prefixgate.worker.control_wire import read_pin_id, write_explanation, write_pin, write_standing
 from prefixgate.worker.engine import Engine
+from prefixgate.worker.event_stream import EventStream, EventStreamClosedError
 from prefixgate.worker.executor import FAULT
 from prefixgate.worker.model_runner import ModelSpec
 from prefixgate.worker.observations import Observations
 from prefixgate.worker.request import End, RefusedError
 from prefixgate.worker.session import CODES, Session, SessionEndedError
-from prefixgate.worker.wire import scope_of
+from prefixgate.worker.wire import scope_of, write_load
 
 T = TypeVar("T")
 Context = ServicerContext[Any, Any]
@@ -55,6 +56,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._model: ServedModel | None = None
         self._draining = False
         self._sessions: set[Session] = set()
+        self._streams: set[EventStream] = set()
         self._progress = asyncio.Event()
 
     def serve(self, model: ServedModel) -> None:
@@ -75,7 +77,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         """End all streams, after what is still to be said."""
         for session in self._sessions:
             session.close()
-        while self._sessions:
+        for stream in self._streams:
+            stream.close()
+        while self._sessions or self._streams:
             self._progress.clear()
             await self._progress.wait()
 
@@ -130,6 +134,39 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             await session.run(requests, context.write)
         finally:
             self._sessions.discard(session)
+            self._progress.set()
+
+    async def Events(  # type: ignore[override]  # as Session
+        self, request: worker_pb2.EventsRequest, context: Context
+    ) -> None:
+        """Tell a gateway what the cache holds and how much there is to do, as it changes."""
+        model = await self._ready(context)
+        try:
+            _check_incarnation(request.incarnation, model.description)
+            await self._follow(model, context)
+        except (SessionEndedError, RefusedError) as error:
+            end = End(error.code, str(error)) if isinstance(error, SessionEndedError) else error.end
+            await context.abort(end.code, end.message)
+        except asyncio.CancelledError:
+            if context.cancelled():
+                raise
+            await context.abort(SHUTTING_DOWN.code, SHUTTING_DOWN.message)
+
+    async def _follow(self, model: ServedModel, context: Context) -> None:
+        engine = model.engine
+        # Asked in nobody's name: the picture is the gateway's own, who knows all tenants' prompts anyway.
+        stream = EventStream(
+            engine.cache_feed,
+            lambda: asyncio.wrap_future(engine.questions.ask("", lambda _: engine.cache_feed.snapshot())),
+            lambda: write_load(engine.report(), draining=self._draining),
+        )
+        self._streams.add(stream)
+        try:
+            await stream.run(context.write)
+        except EventStreamClosedError:
+            raise SessionEndedError(SHUTTING_DOWN.code, SHUTTING_DOWN.message) from None
+        finally:
+            self._streams.discard(stream)
             self._progress.set()
 
     async def Report(self, request: worker_pb2.ReportRequest, context: Context) -> gateway_pb2.WorkerStats:
@@ -220,10 +257,14 @@ def _check_hello(first: worker_pb2.SessionRequest | None, description: worker_pb
         raise SessionEndedError(CODES[error.code], error.message) from error
     if hello.protocol_version != PROTOCOL_VERSION:
         _refuse(f"protocol_version: {hello.protocol_version}; this worker speaks {PROTOCOL_VERSION}")
-    if hello.incarnation != description.incarnation:
-        _refuse("incarnation: another life of this worker is meant; describe it again")
+    _check_incarnation(hello.incarnation, description)
     if not hmac.compare_digest(hello.hash_key_fingerprint, description.hash_key_fingerprint):
         _refuse("hash_key_fingerprint: gateway and worker have different hash keys")
+
+
+def _check_incarnation(incarnation: str, description: worker_pb2.ModelDescription) -> None:
+    if incarnation != description.incarnation:
+        _refuse("incarnation: another life of this worker is meant; describe it again")
 
 
 def _refuse(message: str) -> NoReturn:

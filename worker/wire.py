@@ -11,6 +11,7 @@ from prefixgate.proto.transport import PROTOCOL_VERSION, text_digest
 from prefixgate.worker.logprobs import TokenLogprob
 from prefixgate.worker.model_runner import ModelSpec
 from prefixgate.worker.outbox import News, Sink
+from prefixgate.worker.report import EngineReport
 from prefixgate.worker.request import End, Request, SamplingParams, Usage
 from prefixgate.worker.sequence import FinishReason
 from prefixgate.worker.token_set import TokenSet
@@ -156,3 +157,8 @@ def code_number(code: StatusCode) -> int:
     """Return the number by which a status travels."""
     number: int = code.value[0]
     return number
+
+
+def write_load(report: EngineReport, *, draining: bool) -> worker_pb2.WorkerLoad:
+    """Tell how much an engine has to do."""
+    return worker_pb2.WorkerLoad(running=report.running_sequences, waiting=report.waiting_sequences, draining=draining)
