@@ -88,7 +88,8 @@ class BlockHasher:
 
     def derive(self, purpose: bytes) -> bytes:
         """Make a secret for another purpose of the key, which tells neither the key nor those for other purposes."""
-        return hmac.digest(self._key, b"prefixgate derived 1" + purpose, "sha256")
+        # Of the key's digest, as HMAC takes keys for equal that differ in zeros at their end.
+        return hmac.digest(hashlib.sha256(self._key).digest(), b"prefixgate derived 1" + purpose, "sha256")
 
     def scope_digest(self, scope: CacheScope) -> bytes:
         """Digest a scope to the 16 bytes that enter each of its blocks' hashes."""

@@ -59,7 +59,7 @@ LIMIT_REFUSALS = Metric(
     "counter",
     "Calls that were refused for one of the operator's limits, by the limit's name.",
     ("tenant", "limit"),
-    "calls",
+    "refusals",
 )
 CHARGED_TOKENS = Metric(
     "prefixgate_gateway_charged_tokens_total",

@@ -7,7 +7,7 @@ import grpc.aio
 from prefixgate.config.address import parse_address
 from prefixgate.config.settings import GatewaySettings
 from prefixgate.proto import worker_pb2_grpc
-from prefixgate.proto.access import GatewayChannel
+from prefixgate.proto.access import proving
 from prefixgate.proto.tls import client_credentials
 from prefixgate.proto.transport import CHANNEL_OPTIONS
 
@@ -42,8 +42,7 @@ class WorkerLink:
 
     def stub(self, channel: grpc.aio.Channel) -> "worker_pb2_grpc.WorkerAsyncStub":  # a type of the hints alone
         """Make a stub all of whose calls show the proof."""
-        proving: grpc.aio.Channel = GatewayChannel(channel, self.secret)  # type: ignore[assignment]
-        return worker_pb2_grpc.WorkerStub(proving)
+        return worker_pb2_grpc.WorkerStub(proving(channel, self.secret))
 
 
 def link_of(gateway: GatewaySettings, secret: bytes) -> WorkerLink:

@@ -6,7 +6,7 @@ Whoever may call a worker can act for any tenant, so a worker answers nobody els
 import hmac
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import grpc
 import grpc.aio
@@ -22,15 +22,21 @@ _OPEN_PREFIX = "/grpc.health.v1.Health/"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 
 
-class GatewayChannel:
-    """A channel to a worker on which each call shows the secret. Has what the generated stubs ask of a channel."""
+def proving(channel: grpc.aio.Channel, secret: bytes) -> grpc.aio.Channel:
+    """Return a channel for the generated stubs on which each call shows the secret. It is the other's to close."""
+    wrapped: Any = _ProvingChannel(channel, secret)
+    return cast(grpc.aio.Channel, wrapped)
+
+
+class _ProvingChannel:
+    """Has what the stubs ask of a channel. Interceptors would do the same, at a cost for each message."""
 
     def __init__(self, channel: grpc.aio.Channel, secret: bytes) -> None:
         self._channel = channel
         self._metadata = ((_METADATA_KEY, secret),)
 
     def __getattr__(self, kind: str) -> Callable[..., Any]:
-        # unary_unary, stream_stream and the two between them. Interceptors would do the same at a cost for each message.
+        # unary_unary, stream_stream and the two between them.
         make = getattr(self._channel, kind)
         return lambda *arguments, **options: partial(make(*arguments, **options), metadata=self._metadata)
 

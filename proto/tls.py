@@ -6,6 +6,7 @@ import ssl
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -45,7 +46,8 @@ class ServerCertificates:
 
     def credentials(self) -> grpc.ServerCredentials:
         """Make the credentials to listen with."""
-        return grpc.dynamic_ssl_server_credentials(self._first, self._changed, bool(self._files.client_ca))
+        changed: Any = self._changed  # which may return None, whatever the type hints say
+        return grpc.dynamic_ssl_server_credentials(self._first, changed, bool(self._files.client_ca))
 
     def _changed(self) -> grpc.ServerCertificateConfiguration | None:
         """Return what to use from now on, None for what is used already. Called on gRPC's threads; never raises."""

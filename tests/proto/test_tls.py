@@ -36,7 +36,7 @@ async def listening(certificates: ServerCertificates) -> AsyncIterator[str]:
     async def name(_: bytes, context: Any) -> bytes:
         return b",".join(context.auth_context().get("x509_common_name", [b"nobody"]))
 
-    handlers = {"Name": grpc.unary_unary_rpc_method_handler(name)}
+    handlers: Any = {"Name": grpc.unary_unary_rpc_method_handler(name)}
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("who.Am", handlers),))
     port = server.add_secure_port("127.0.0.1:0", certificates.credentials())

@@ -20,7 +20,7 @@ from prefixgate.cache.kv_storage import TorchKVStorage
 from prefixgate.cache.prefix_cache import PrefixCache
 from prefixgate.config.settings import CacheSettings, Settings, SettingsError, TenantSettings, WorkerSettings
 from prefixgate.proto import worker_pb2, worker_pb2_grpc
-from prefixgate.proto.access import ACCESS_PURPOSE, GatewayChannel
+from prefixgate.proto.access import ACCESS_PURPOSE, proving
 from prefixgate.proto.transport import CHANNEL_OPTIONS
 from prefixgate.worker import server
 from prefixgate.worker.loader import Progress, load_runner
@@ -44,7 +44,7 @@ class Running:
         self.listen = listen
         self.run = asyncio.create_task(subject.run())
         secret = BlockHasher(KEY).derive(ACCESS_PURPOSE)
-        self.stub: worker_pb2_grpc.WorkerAsyncStub = worker_pb2_grpc.WorkerStub(GatewayChannel(channel, secret))
+        self.stub: worker_pb2_grpc.WorkerAsyncStub = worker_pb2_grpc.WorkerStub(proving(channel, secret))
         self.health: Any = health_pb2_grpc.HealthStub(channel)
 
     async def check(self, service: str = "") -> int:
