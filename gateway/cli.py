@@ -18,6 +18,7 @@ from prefixgate.gateway.commands.explain import EXPLAIN
 from prefixgate.gateway.commands.generate import GENERATE
 from prefixgate.gateway.commands.pin import PIN
 from prefixgate.gateway.commands.stats import STATS
+from prefixgate.gateway.commands.top import TOP
 from prefixgate.gateway.commands.warm import WARM
 from prefixgate.gateway.console import say
 from prefixgate.gateway.serve import SERVE_SETTINGS, serve
@@ -165,6 +166,7 @@ model files. Gateway and worker need the same hash key (hash_key_file, or the va
     WARM,
     PIN,
     STATS,
+    TOP,
     Command(
         "key",
         _key,

@@ -28,8 +28,13 @@ def discard_output() -> None:
 
 def write_text(text: str) -> None:
     """Write a model's text as it comes. A terminal gets no control characters but line breaks and tabs of it."""
-    sys.stdout.write("".join(map(_harmless, text)) if sys.stdout.isatty() else text)
+    sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
+
+
+def harmless(text: str) -> str:
+    """Replace control characters, which could do anything to a terminal, but for line breaks and tabs."""
+    return "".join(map(_harmless, text))
 
 
 def _harmless(character: str) -> str:
@@ -43,4 +48,4 @@ def output() -> Console:
 
 def remark(text: str) -> None:
     """Write a line about what was done to standard error, where it does not mix with results."""
-    Console(stderr=True).print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+    Console(stderr=True).print(harmless(text), style="dim", markup=False, highlight=False, soft_wrap=True)

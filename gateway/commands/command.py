@@ -10,7 +10,7 @@ import grpc
 
 from prefixgate.gateway.client import BrokenStreamError, GatewayError, UnauthenticatedError
 from prefixgate.gateway.commands.connection import API_KEY_VARIABLE, add_connection_arguments
-from prefixgate.gateway.console import discard_output
+from prefixgate.gateway.console import discard_output, harmless
 
 
 class Command(NamedTuple):
@@ -78,5 +78,5 @@ def reason(error: GatewayError, address: str) -> str:
 
 
 def _fail(name: str, why: str) -> int:
-    sys.stderr.write(f"prefixgate {name}: {why}\n")
+    sys.stderr.write(f"prefixgate {name}: {harmless(why)}\n")
     return 1

@@ -16,7 +16,7 @@ def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
     listen = GatewaySettings().listen
     group = parser.add_argument_group("connection")
     add = group.add_argument
-    add("--address", metavar="ADDRESS", type=_address, default=listen, help=f"the gateway; default {listen}")
+    add("--address", metavar="ADDRESS", type=address, default=listen, help=f"the gateway; default {listen}")
     add(
         "--api-key-file",
         metavar="FILE",
@@ -27,7 +27,7 @@ def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ca", metavar="FILE", type=Path, help="authorities to check it against, PEM; implies --tls")
     add("--cert", metavar="FILE", type=Path, help="certificate that proves the tenant, PEM; implies --tls")
     add("--cert-key", metavar="FILE", type=Path, help="private key of --cert, PEM")
-    add("--timeout", metavar="SECONDS", type=_seconds, help="give a call up after so long; default: never")
+    add("--timeout", metavar="SECONDS", type=seconds_above_zero, help="give a call up after so long; default: never")
 
 
 def open_client(args: argparse.Namespace) -> Client:
@@ -41,14 +41,24 @@ def _api_key(file: Path | None) -> str:
     return os.environ.get(API_KEY_VARIABLE, "") if file is None else file.read_text().strip()
 
 
-def _address(text: str) -> Address:
+def address(text: str) -> Address:
+    """Read an address for argparse."""
     try:
         return parse_address(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def _seconds(text: str) -> float:
+def tcp_address(text: str) -> Address:
+    """Read the address of a host and port for argparse."""
+    found = address(text)
+    if found.is_unix:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
+    return found
+
+
+def seconds_above_zero(text: str) -> float:
+    """Read a time for argparse."""
     try:
         value = float(text)
     except ValueError:

@@ -30,6 +30,8 @@ def _value(message: Message, name: str) -> Any:
         return None
     if field.enum_type is not None:
         return field.enum_type.values_by_number[value].name
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        return dict(value)
     if field.message_type is None:
         return list(value) if field.is_repeated else value
     return [json_form(item) for item in value] if field.is_repeated else json_form(value)

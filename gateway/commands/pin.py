@@ -12,7 +12,7 @@ from prefixgate.gateway.commands.connection import add_connection_arguments, ope
 from prefixgate.gateway.commands.json_form import JSON_HELP, json_form, print_json
 from prefixgate.gateway.commands.option_flags import add_option_flags, options_from
 from prefixgate.gateway.commands.prompt_arguments import add_prompt_arguments, prompt_from
-from prefixgate.gateway.console import output, say
+from prefixgate.gateway.console import harmless, output, say
 from prefixgate.proto import gateway_pb2
 
 _ACTIONS = {
@@ -82,11 +82,11 @@ def _table(pins: Sequence[gateway_pb2.PinnedPrefix]) -> Table:
     for pin in pins:
         # Texts, so that a salt cannot bring markup or control characters along.
         table.add_row(
-            Text(pin.pin_id, overflow="fold"),
+            Text(harmless(pin.pin_id), overflow="fold"),
             f"{pin.pinned_tokens:,}",
             f"{pin.expires_in_seconds:,.0f} s",
-            Text(pin.salt),
-            Text(pin.incarnation),
+            Text(harmless(pin.salt)),
+            Text(harmless(pin.incarnation)),
         )
     return table
 

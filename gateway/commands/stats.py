@@ -8,10 +8,10 @@ from rich.text import Text
 from prefixgate.gateway.commands.command import client_command
 from prefixgate.gateway.commands.connection import open_client
 from prefixgate.gateway.commands.json_form import JSON_HELP, json_form, print_json
-from prefixgate.gateway.console import output
+from prefixgate.gateway.console import harmless, output
 from prefixgate.proto import gateway_pb2
 
-_LIFE_CHARACTERS = 8
+LIFE_CHARACTERS = 8
 """Of a worker's life as it is shown; enough to tell a few apart."""
 
 
@@ -26,7 +26,7 @@ def _run(args: argparse.Namespace) -> int:
         print_json(json_form(stats))
         return 0
     console = output()
-    console.print(Text(f"{stats.model}, context of {stats.context_length:,} tokens"))
+    console.print(Text(f"{harmless(stats.model)}, context of {stats.context_length:,} tokens"))
     console.print(_table(stats))
     return 0
 
@@ -34,10 +34,10 @@ def _run(args: argparse.Namespace) -> int:
 def _table(stats: gateway_pb2.StatsResponse) -> Table:
     parts = [worker.tenant for worker in stats.workers]
     several = len(parts) > 1
-    heads = [worker.incarnation[:_LIFE_CHARACTERS] for worker in stats.workers]
+    heads = [worker.incarnation[:LIFE_CHARACTERS] for worker in stats.workers]
     table = Table("worker")
     for head in [*heads, *(["all"] if several else [])]:
-        table.add_column(Text(head), justify="right")
+        table.add_column(Text(harmless(head)), justify="right")
     parts += [stats.tenant] if several else []
     for title, name in (
         ("running calls", "running_calls"),
