@@ -1,19 +1,16 @@
 """A request's input to the token ids that the model gets."""
 
-import asyncio
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from collections.abc import Sequence
 
 from prefixgate.gateway.chat_template import ChatTemplateError
+from prefixgate.gateway.encoding_threads import EncodingThreads
 from prefixgate.gateway.metrics import ENCODING, GatewayMetrics
 from prefixgate.gateway.served_model import ServedModel
 from prefixgate.gateway.tokenizer import ControlTextError
 from prefixgate.proto import gateway_pb2
 from prefixgate.proto.fields import invalid
 
-T = TypeVar("T")
 Request = (
     gateway_pb2.GenerateRequest
     | gateway_pb2.TokenizeRequest
@@ -26,7 +23,7 @@ Request = (
 class PromptEncoder:
     """Renders and encodes in threads of its own: on the event loop one long prompt would stop every stream."""
 
-    def __init__(self, threads: ThreadPoolExecutor, metrics: GatewayMetrics, *, max_prompt_bytes: int) -> None:
+    def __init__(self, threads: EncodingThreads, metrics: GatewayMetrics, *, max_prompt_bytes: int) -> None:
         self._threads = threads
         self._metrics = metrics
         self._max_prompt_bytes = max_prompt_bytes
@@ -39,17 +36,18 @@ class PromptEncoder:
         started = time.monotonic()
         match request.WhichOneof("input"):
             case "prompt":
-                ids = await self._in_thread(lambda: encode_prompt(request.prompt, model))
+                prompt = request.prompt
+                ids = await self._threads.run(lambda: encode_prompt(prompt, model), characters=len(prompt))
             case "chat":
-                ids = await self._in_thread(lambda: encode_chat(request.chat, model, self._max_prompt_bytes))
+                chat, most = request.chat, self._max_prompt_bytes
+                size = sum(len(message.content) for message in chat.messages)
+                ids = await self._threads.run(lambda: encode_chat(chat, model, most), characters=size)
             case _:
                 assert not isinstance(request, gateway_pb2.TokenizeRequest)
-                return request.token_ids.ids
+                # All that follows goes through them faster than through the message.
+                return list(request.token_ids.ids)
         self._metrics.observe(ENCODING, seconds=time.monotonic() - started)
         return ids
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
 def encode_prompt(prompt: str, model: ServedModel) -> list[int]:

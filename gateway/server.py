@@ -7,7 +7,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc.aio
@@ -23,6 +22,7 @@ from prefixgate.gateway.cache_control import CacheControl
 from prefixgate.gateway.call_boundary import CallBoundary
 from prefixgate.gateway.call_guard import CallGuard
 from prefixgate.gateway.call_limits import limits_of
+from prefixgate.gateway.encoding_threads import EncodingThreads
 from prefixgate.gateway.fleet import Fleet
 from prefixgate.gateway.generation import Generator
 from prefixgate.gateway.listening import listen
@@ -64,14 +64,22 @@ _MAX_ENCODING_THREADS = 4
 class GatewayServer:
     """One gateway, in the event loop that it is made in."""
 
-    def __init__(self, settings: Settings, hasher: BlockHasher) -> None:
-        """Bind both ports. Raises SettingsError for what cannot be used, such as a port that is taken."""
+    def __init__(
+        self, settings: Settings, hasher: BlockHasher, *, quota_clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Bind both ports. Raises SettingsError for what cannot be used, such as a port that is taken.
+
+        ``quota_clock`` tells the seconds by which quotas fill.
+        """
         gateway = settings.gateway
         self._authenticator = Authenticator(
             settings.tenants, local_allowed=parse_address(gateway.listen).is_local
         )
         self._quotas = Quotas(
-            settings.limits, _own_limits(settings.tenants), default_max_tokens=gateway.default_max_tokens
+            settings.limits,
+            _own_limits(settings.tenants),
+            default_max_tokens=gateway.default_max_tokens,
+            clock=quota_clock,
         )
         self._live = LiveCalls()
         self._is_draining = False
@@ -95,7 +103,7 @@ class GatewayServer:
                 WORKER_READY: lambda: self._fleet.is_ready,
             },
         )
-        self._threads = ThreadPoolExecutor(min(_MAX_ENCODING_THREADS, os.cpu_count() or 1), "encode")
+        self._threads = EncodingThreads(min(_MAX_ENCODING_THREADS, os.cpu_count() or 1))
         limits = limits_of(gateway.default_max_tokens, settings.limits, NO_LIMITS)
         encoder = PromptEncoder(self._threads, metrics, max_prompt_bytes=limits.max_prompt_bytes)
         guard = CallGuard(self._authenticator.authenticate, metrics)
@@ -159,7 +167,7 @@ class GatewayServer:
                 self._fleet_task.cancel()
                 await asyncio.wait([self._fleet_task])
             await asyncio.to_thread(self._http.stop)
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads.stop()
 
     async def _set_health(self, is_serving: bool) -> None:
         await self._health.tell(serving=is_serving)
