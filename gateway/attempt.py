@@ -115,6 +115,7 @@ class _Progress:
         self._call = call
         self._last_at = [0.0] * outputs
         self._has_token = False
+        call.awaits_token = True
 
     def record(self, deltas: Iterable[gateway_pb2.OutputDelta]) -> None:
         now, tenant = time.monotonic(), self._call.tenant
@@ -131,6 +132,7 @@ class _Progress:
         self._metrics.count(table.COMPLETION_TOKENS, tenant, amount=len(delta.token_ids))
         if not self._has_token:
             self._has_token = True
+            self._call.awaits_token = False
             self._metrics.observe(table.FIRST_TOKEN, tenant, seconds=now - self._call.started_at)
         if self._last_at[delta.index]:
             self._metrics.observe(table.TOKEN_GAP, tenant, seconds=now - self._last_at[delta.index])

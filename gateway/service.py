@@ -6,6 +6,7 @@ from prefixgate.gateway.cache_control import CacheControl
 from prefixgate.gateway.call_boundary import CallBoundary, Context
 from prefixgate.gateway.fleet import Fleet
 from prefixgate.gateway.generation import Generator
+from prefixgate.gateway.outflow import Outflow
 from prefixgate.gateway.output_text import whole
 from prefixgate.gateway.prompt_encoder import PromptEncoder
 from prefixgate.gateway.validation import check_request, num_outputs
@@ -38,12 +39,8 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         self, request: gateway_pb2.GenerateRequest, context: Context
     ) -> None:
         """Stream the deltas, then the completion."""
-        async with (
-            self._boundary.call("Generate", context, request.request_id) as call,
-            aclosing(self._generator.run(request, call, context.time_remaining)) as responses,
-        ):
-            async for response in responses:
-                await context.write(response)
+        async with self._boundary.call("Generate", context, request.request_id) as call:
+            await Outflow(self._generator.run(request, call, context.time_remaining)).run(context.write)
 
     async def Complete(self, request: gateway_pb2.GenerateRequest, context: Context) -> gateway_pb2.CompleteResponse:
         """Answer whole: the same generation as Generate's, put together."""

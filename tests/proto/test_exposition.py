@@ -24,7 +24,7 @@ def read(page: bytes) -> Iterator[tuple[str, dict[str, str], float]]:
 
 
 @given(st.dictionaries(st.tuples(TEXTS, TEXTS), NUMBERS, max_size=5), TEXTS)
-def test_what_is_written_is_what_is_read(samples: dict[tuple[str, str], float], text: str) -> None:
+def test_what_is_written_is_what_is_read(samples: dict[tuple[str, ...], float], text: str) -> None:
     page = write_page([Family("things", "gauge", text, ("a", "b"), samples)])
     assert list(read(page)) == [
         ("things", {"a": first, "b": second}, float(value)) for (first, second), value in samples.items()

@@ -1,0 +1,290 @@
+"""What the gateway costs beside a bare grpc.aio server that passes the same bytes on, and whether it keeps its bounds.
+
+    python -m benchmarks.gateway [--json FILE] [--quick] [--only CASE ...]
+
+A worker with the witness model, a gateway and two pass-throughs (``benchmarks/pass_through.py``) run as processes on
+Unix sockets, with 16 tenants. The contenders of a case take turns, or work at the same time on the same bytes. All
+within four minutes; ``--quick`` is the same with fewer repetitions, in half a minute. Cases and their keys in the JSON
+file:
+
+- ``first``: the first token of a cached prompt of 1,000 token ids, so without tokenizing and with hardly any computing,
+  in milliseconds, medians: through the gateway (``first_gateway_ms``), straight from the worker on a stream that is
+  kept open as the gateway's is (``first_kept_ms``), through the pass-through, with a stream of its own for the call on
+  both of its sides (``first_pass_through_ms``), and straight from the worker with such a stream (``first_anew_ms``).
+  ``first_added_ms`` (at most 1) is what the gateway adds to ``kept`` less what the pass-through adds to ``anew``.
+- ``stream``: 64 concurrent streams through a pass-through and then the gateway, so that both handle the same messages
+  at the same time. Microseconds of CPU time per streamed token, ``stream_gateway_us`` and ``stream_pass_through_us``, and
+  ``stream_cpu_ratio`` (at most 1.5). Scrapes of the gateway's metrics under that load, milliseconds:
+  ``metrics_p50_ms``, ``metrics_p99_ms`` (at most 5), and ``metrics_series``.
+- ``memory``: the gateway's resident memory before and after 10,000 calls, 64 at a time: ``memory_grown_mib``, and
+  ``memory_bytes_per_call``.
+- ``isolation``: the first token of a prompt of 1,000 ids that another tenant has cached, of one that nobody has, and of
+  one that the tenant itself has cached, in turn: ``isolation_other_over_cold`` and ``isolation_own_over_cold``, ratios
+  of medians, and ``isolation_told_apart``, the share of pairs in which the prompt that another tenant has cached was
+  the faster one. 0.5 is chance; ``isolation_chance`` is its standard deviation, twice which chance alone goes beyond in
+  one of 20 runs.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import functools
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc.aio
+
+from benchmarks.hosted_worker import Client
+from benchmarks.served import TENANTS, Served, credential, served
+from prefixgate.proto import gateway_pb2, gateway_pb2_grpc, generation_pb2, worker_pb2, worker_pb2_grpc
+from prefixgate.proto.transport import CHANNEL_OPTIONS
+
+STEP_MS = 25
+STREAMS = 64
+PROMPT_TOKENS = 1000
+SCRAPE_SECONDS = 0.05
+WARM_ROUNDS = 10
+
+
+class Sizes(NamedTuple):
+    """How much is repeated."""
+
+    first_rounds: int = 300
+    stream_tokens: int = 300
+    stream_rounds: int = 3
+    warm_calls: int = 4_000
+    calls: int = 10_000
+    isolation_pairs: int = 200
+
+
+QUICK = Sizes(first_rounds=50, stream_tokens=80, stream_rounds=1, warm_calls=500, calls=1_000, isolation_pairs=30)
+
+
+class Bench:
+    """The sizes, and what came out."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.sizes = sizes
+        self.random = random.Random(1)
+        self.results: dict[str, float] = {}
+
+    def record(self, key: str, value: float) -> None:
+        self.results[key] = round(value, 4)
+        print(f"  {key:28} {value:10.3f}", flush=True)
+
+    def prompt(self) -> list[int]:
+        """Make up a prompt that nobody has seen."""
+        return self.random.choices(range(97, 123), k=PROMPT_TOKENS)
+
+
+class GatewayClient:
+    """A client of the gateway, or of what passes on to it."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub: gateway_pb2_grpc.GatewayAsyncStub = gateway_pb2_grpc.GatewayStub(channel)
+
+    async def first_token_ms(self, prompt: Sequence[int], tenant: str = TENANTS[0]) -> float:
+        """Make a call for one token; returns how long it took to come."""
+        begin = time.perf_counter()
+        first = 0.0
+        async for message in self._stub.Generate(_request(prompt, 1), metadata=credential(tenant)):
+            if message.deltas and not first:
+                first = (time.perf_counter() - begin) * 1e3
+        if not first:
+            raise RuntimeError("a call ended without a token")
+        return first
+
+    async def stream(self, prompt: Sequence[int], tokens: int, tenant: str = TENANTS[0]) -> None:
+        """Read a stream to its end."""
+        got = 0
+        async for message in self._stub.Generate(_request(prompt, tokens), metadata=credential(tenant)):
+            got += sum(len(delta.token_ids) for delta in message.deltas)
+        if got != tokens:
+            raise RuntimeError(f"{got} tokens came instead of {tokens}")
+
+
+def _request(prompt: Sequence[int], tokens: int) -> gateway_pb2.GenerateRequest:
+    return gateway_pb2.GenerateRequest(
+        token_ids=gateway_pb2.TokenIds(ids=prompt),
+        sampling=generation_pb2.SamplingParams(max_tokens=tokens, ignore_eos=True),
+    )
+
+
+def _channel(address: str) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(address, options=[*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)])
+
+
+async def first(bench: Bench, where: Served) -> None:
+    prompt = bench.prompt()
+    async with _channel(where.gateway) as ours, _channel(where.worker_relay) as bare, _channel(where.worker) as worker:
+        direct, relayed = where.link.stub(worker), where.link.stub(bare)
+        description = await direct.Describe(worker_pb2.DescribeRequest())
+        kept = Client(direct, description)
+        await kept.greet()
+
+        async def anew(stub: "worker_pb2_grpc.WorkerAsyncStub") -> float:
+            begin = time.perf_counter()
+            session = Client(stub, description)
+            await session.greet()
+            greeted = (time.perf_counter() - begin) * 1e3
+            milliseconds = greeted + await session.first_token_ms(prompt)
+            session.cancel()
+            return milliseconds
+
+        ways: Mapping[str, Callable[[], Awaitable[float]]] = {
+            "gateway": functools.partial(GatewayClient(ours).first_token_ms, prompt),
+            "kept": functools.partial(kept.first_token_ms, prompt),
+            "pass_through": functools.partial(anew, relayed),
+            "anew": functools.partial(anew, direct),
+        }
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        for number in range(WARM_ROUNDS + bench.sizes.first_rounds):
+            for name, way in ways.items():
+                milliseconds = await way()
+                if number >= WARM_ROUNDS:
+                    times[name].append(milliseconds)
+    for name, values in times.items():
+        bench.record(f"first_{name}_ms", statistics.median(values))
+    rounds = zip(*times.values(), strict=True)
+    bench.record(
+        "first_added_ms", statistics.median(gateway - kept - (relay - anew) for gateway, kept, relay, anew in rounds)
+    )
+
+
+async def stream(bench: Bench, where: Served) -> None:
+    tokens = bench.sizes.stream_tokens
+    ratios, ours, bare, scrapes = [], [], [], list[float]()
+    async with _channel(where.gateway_relay) as channel:
+        client = GatewayClient(channel)
+
+        async def load(length: int) -> None:
+            await asyncio.gather(
+                *(client.stream(bench.prompt()[:32], length, TENANTS[i % len(TENANTS)]) for i in range(STREAMS))
+            )
+
+        await load(20)
+        for _ in range(bench.sizes.stream_rounds):
+            async with _scraping(where.gateway_page) as found:
+                before = _cpu_seconds(where)
+                await load(tokens)
+                after = _cpu_seconds(where)
+            scrapes += found[0]["ms"]
+            bench.results["metrics_series"] = found[0]["series"]
+            spent = [(end - start) * 1e6 / (STREAMS * tokens) for start, end in zip(before, after, strict=True)]
+            ours.append(spent[0])
+            bare.append(spent[1])
+            ratios.append(spent[0] / spent[1])
+    bench.record("stream_gateway_us", statistics.median(ours))
+    bench.record("stream_pass_through_us", statistics.median(bare))
+    bench.record("stream_cpu_ratio", statistics.median(ratios))
+    bench.record("metrics_p50_ms", statistics.median(scrapes))
+    bench.record("metrics_p99_ms", statistics.quantiles(scrapes, n=100)[98])
+
+
+def _cpu_seconds(where: Served) -> list[float]:
+    times = [process.cpu_times() for process in (where.gateway_process, where.relay_process)]
+    return [time.user + time.system for time in times]
+
+
+@contextlib.asynccontextmanager
+async def _scraping(url: str) -> AsyncIterator[list[Mapping[str, Any]]]:
+    """Scrape a page from another process for as long as this lasts; what it found stands in the list afterwards."""
+    found: list[Mapping[str, Any]] = []
+    command = [sys.executable, "-m", "benchmarks.scraper", url, str(SCRAPE_SECONDS)]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        yield found
+    finally:
+        output, _ = await process.communicate(b"")
+    found.append(json.loads(output))
+
+
+async def memory(bench: Bench, where: Served) -> None:
+    async with _channel(where.gateway) as channel:
+        client = GatewayClient(channel)
+        left = 0
+
+        async def calls(number: int) -> None:
+            nonlocal left
+            left = number
+            await asyncio.gather(*(one(i) for i in range(STREAMS)))
+
+        async def one(number: int) -> None:
+            nonlocal left
+            prompt = [97 + number % 26] * (20 + number)
+            while left > 0:
+                left -= 1
+                await client.stream(prompt, 4)
+
+        await calls(bench.sizes.warm_calls)
+        before = where.gateway_process.memory_info().rss
+        await calls(bench.sizes.calls)
+        grown = where.gateway_process.memory_info().rss - before
+    bench.record("memory_grown_mib", grown / (1 << 20))
+    bench.record("memory_bytes_per_call", grown / bench.sizes.calls)
+
+
+async def isolation(bench: Bench, where: Served) -> None:
+    other: list[float] = []
+    cold: list[float] = []
+    own: list[float] = []
+    async with _channel(where.gateway) as channel:
+        client = GatewayClient(channel)
+        for number in range(bench.sizes.isolation_pairs):
+            cached, unseen = bench.prompt(), bench.prompt()
+            await client.first_token_ms(cached, TENANTS[0])
+            turns = [(other, cached), (cold, unseen)]
+            for times, prompt in turns if number % 2 else reversed(turns):
+                times.append(await client.first_token_ms(prompt, TENANTS[1]))
+            own.append(await client.first_token_ms(cached, TENANTS[1]))
+    pairs = len(cold)
+    bench.record("isolation_other_over_cold", statistics.median(other) / statistics.median(cold))
+    bench.record("isolation_own_over_cold", statistics.median(own) / statistics.median(cold))
+    bench.record("isolation_told_apart", sum(a < b for a, b in zip(other, cold, strict=True)) / pairs)
+    bench.record("isolation_chance", 0.5 / pairs**0.5)
+
+
+CASES: Mapping[str, Callable[[Bench, Served], Awaitable[None]]] = {
+    "first": first,
+    "isolation": isolation,
+    "stream": stream,
+    "memory": memory,
+}
+
+
+async def _run(bench: Bench, names: Sequence[str]) -> None:
+    # A step as long as on a small accelerator where messages are counted, and none where milliseconds are.
+    for model, own in (
+        (f"witness:step_ms={STEP_MS}", ["stream"]),
+        ("witness", [name for name in CASES if name != "stream"]),
+    ):
+        if not (wanted := [name for name in own if name in names]):
+            continue
+        with served(model) as where:
+            for name in wanted:
+                print(name, flush=True)
+                await CASES[name](bench, where)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure the gateway beside a bare pass-through of the same bytes.")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to this file")
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    parser.add_argument("--only", nargs="+", choices=CASES, metavar="CASE", help="of " + ", ".join(CASES))
+    arguments = parser.parse_args()
+    bench = Bench(QUICK if arguments.quick else Sizes())
+    asyncio.run(_run(bench, arguments.only or list(CASES)))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(bench.results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
