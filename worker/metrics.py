@@ -186,7 +186,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "prefixgate_worker_pool_blocks",
         "gauge",
-        "Blocks of the pool by state: free, active (held by live calls), cached (held by nobody, reusable).",
+        "Blocks of the pool by state: free, active (held by live calls or pins), cached (held by nobody, reusable).",
         lambda reading: {
             ("free",): reading.report.free_blocks,
             ("active",): reading.report.active_blocks,
@@ -197,7 +197,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "prefixgate_worker_tenant_blocks",
         "gauge",
-        "Blocks of each tenant by state: active (held by its live calls), cached (held by nobody, reusable by it).",
+        "Blocks of each tenant by state: active (held by its live calls or pins), cached (held by nobody, reusable by "
+        "it).",
         lambda reading: {
             key: count
             for tenant, blocks in reading.tenants.items()
@@ -211,6 +212,24 @@ METRICS: tuple[Metric, ...] = (
         "Blocks that are kept for the tenant.",
         lambda reading: {(tenant,): blocks.floor for tenant, blocks in reading.tenants.items()},
         ("tenant",),
+    ),
+    Metric(
+        "prefixgate_worker_pins",
+        "gauge",
+        "Pinned prefixes.",
+        _one(lambda reading: reading.report.pins),
+    ),
+    Metric(
+        "prefixgate_worker_pinned_blocks",
+        "gauge",
+        "Blocks that pins hold, each counted once.",
+        _one(lambda reading: reading.report.pinned_blocks),
+    ),
+    Metric(
+        "prefixgate_worker_pin_limit_blocks",
+        "gauge",
+        "Most blocks that pins may hold.",
+        _one(lambda reading: reading.report.pin_limit_blocks),
     ),
     Metric(
         "prefixgate_worker_running_calls",

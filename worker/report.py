@@ -38,6 +38,11 @@ class EngineReport(NamedTuple):
     """Tokens that the model computed, prompts and outputs together."""
     copied_blocks: int
     evicted_blocks: int
+    pins: int
+    """Leases on prefixes, of all tenants."""
+    pinned_blocks: int
+    """Blocks that they hold, each counted once."""
+    pin_limit_blocks: int
     hash_collisions: int
     integrity_checks: int
     integrity_violations: int

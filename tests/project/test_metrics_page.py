@@ -11,11 +11,12 @@ from tests.project.tree import ROOT
 TEXTS = [(ROOT / name).read_text() for name in ("docs/metrics.md", "README.md")]
 PAGE = read_page()
 UNITS = {
-    *("blocks", "calls", "checks", "collisions", "errors", "misses", "outputs"),
-    *("preemptions", "seconds", "sequences", "steps", "tokens", "violations"),
+    *("blocks", "calls", "checks", "collisions", "ejections", "errors", "misses", "outputs"),
+    *("pins", "preemptions", "resyncs", "seconds", "sequences", "steps", "tokens", "violations"),
 }
 NAMED_OTHERWISE = {
     "prefixgate_gateway_worker_ready": "flag",
+    "prefixgate_gateway_worker_up": "flag",
     "vllm:cache_config_info": "flag",
     "vllm:kv_cache_usage_perc": "share",
     "vllm:num_requests_running": "outputs",

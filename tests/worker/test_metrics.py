@@ -282,3 +282,16 @@ def test_observations_that_fail_are_counted_and_nobody_notices(monkeypatch: pyte
     # A refusal, the tokens of five steps; per call: received, admitted, first token, two ends of outputs, its own end.
     assert Page(driver)("metrics_errors_total") == 1 + 5 + 3 * (3 + 2 + 1)
     driver.assert_idle()
+
+
+def test_pins_are_on_the_page_while_they_last() -> None:
+    driver = Driver(pin_limit=8)
+    page = Page(driver)
+    assert (page("pins"), page("pinned_blocks"), page("pin_limit_blocks")) == (0, 0, 8)
+    driver.ask(words(60), pin_seconds=30.0)
+    driver.ask(words(40), pin_seconds=60.0)
+    assert (page("pins"), page("pinned_blocks")) == (2, 3)
+    assert page("pool_blocks", state="active") == 3
+    driver.now += 30.0
+    driver.step()
+    assert (page("pins"), page("pinned_blocks")) == (1, 2)
