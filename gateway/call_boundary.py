@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 
-from prefixgate.gateway.call_limits import LimitError
 from prefixgate.gateway.errors import CallError, ErrorStatus, QuotaError, is_being_cancelled, status_of
 from prefixgate.gateway.live_calls import Call, LiveCalls
 from prefixgate.gateway.metrics import CALLS_ENDED, CALLS_STARTED, CHARGED_TOKENS, LIMIT_REFUSALS, GatewayMetrics
@@ -64,7 +63,7 @@ class CallBoundary:
         except Exception as error:
             status = status_of(error, call.request_id)
             code = status.code
-            if isinstance(error, QuotaError | LimitError):
+            if isinstance(error, QuotaError | FieldError) and error.limit:
                 self._metrics.count(LIMIT_REFUSALS, call.tenant, error.limit)
             try:
                 await _abort(call, context, status, error)

@@ -4,12 +4,19 @@ from typing import Any
 
 import grpc
 
-from prefixgate.gateway.call_limits import Limits, check_limits, check_output_tokens, check_prompt_tokens
+from prefixgate.gateway.call_limits import Limits, check_output_tokens, check_prompt_tokens
 from prefixgate.gateway.errors import CallError
 from prefixgate.proto import gateway_pb2, generation_pb2, worker_pb2
 from prefixgate.proto.checks import check_lengths, check_prompt_length
 from prefixgate.proto.field_table import GENERATE, TABLE
 from prefixgate.proto.fields import Bound, Bounds, invalid, shown
+
+_SETTINGS = {
+    Bound.OUTPUTS: "max_outputs",
+    Bound.PROMPT_BYTES: "max_prompt_bytes",
+    Bound.STOPS: "max_stops",
+    Bound.LOGIT_BIASES: "max_logit_biases",
+}
 
 
 def check_request(request: Any, model: worker_pb2.ModelDescription, limits: Limits) -> None:
@@ -17,7 +24,6 @@ def check_request(request: Any, model: worker_pb2.ModelDescription, limits: Limi
 
     Raises FieldError, and CallError with NOT_FOUND for a model that is not served.
     """
-    check_limits(request, limits)
     TABLE[request.DESCRIPTOR.name].check("", request, _bounds(model, limits))
     # Requests that can name a model all call it so.
     name = getattr(request, "model", "")
@@ -36,8 +42,14 @@ def _bounds(model: worker_pb2.ModelDescription, limits: Limits) -> Bounds:
         Bound.PROMPT_TOKENS: _max_prompt_tokens(model),
         Bound.OUTPUTS: limits.max_outputs,
         Bound.PROMPT_BYTES: limits.max_prompt_bytes,
+        Bound.STOPS: limits.max_stops,
+        Bound.LOGIT_BIASES: limits.max_logit_biases,
     }
-    return Bounds(values, model.eos_ids)
+    settings = dict(_SETTINGS)
+    if limits.max_prompt_tokens is not None and limits.max_prompt_tokens < values[Bound.PROMPT_TOKENS]:
+        values[Bound.PROMPT_TOKENS] = limits.max_prompt_tokens
+        settings[Bound.PROMPT_TOKENS] = "max_prompt_tokens"
+    return Bounds(values, model.eos_ids, settings)
 
 
 def _max_prompt_tokens(model: worker_pb2.ModelDescription) -> int:

@@ -11,6 +11,8 @@ from prefixgate.proto.fields import Bound, Bounds, invalid
 
 MAX_LOGPROBS = 1 << 18
 """Log-probabilities of one call, so that an answer that nobody reads yet takes a few megabytes and fits a message."""
+MAX_LOGIT_BIASES = 1024
+"""Entries of one call, whatever its gateway allows."""
 
 
 def check_prompt_length(field: str, prompt_tokens: int, most: int) -> None:
@@ -59,6 +61,7 @@ def check_submit(
         Bound.VOCABULARY_SIZE: vocabulary_size,
         Bound.PROMPT_TOKENS: context_length - 1,
         Bound.OUTPUTS: max_outputs,
+        Bound.LOGIT_BIASES: MAX_LOGIT_BIASES,
     }
     SUBMIT.check("", submit, Bounds(values, eos_ids))
     if not submit.sampling.HasField("max_tokens"):

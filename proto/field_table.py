@@ -28,13 +28,13 @@ from prefixgate.proto.fields import (
 )
 
 MAX_STOP_IDS = 64
-MAX_BIASES = 1024
 MAX_MESSAGES = 4096
 MAX_ROLE_BYTES = 64
-MAX_STOPS = 16
 MAX_STOP_BYTES = 1024
 MAX_TTL_SECONDS = 86_400
 
+_MAX_CHARACTER_BYTES = 4
+"""Of UTF-8."""
 _ONE = Number(1, 1)
 _KEEPING = (generation_pb2.CACHE_MODE_UNSPECIFIED, generation_pb2.CACHE_MODE_DEFAULT)
 _NOT_FOUND: int = grpc.StatusCode.NOT_FOUND.value[0]
@@ -56,9 +56,12 @@ def _check_choice(path: str, sampling: generation_pb2.SamplingParams, bounds: Bo
 def _check_chat_size(path: str, chat: gateway_pb2.Chat, bounds: Bounds) -> None:
     """Check that all that was said is not too long to be encoded."""
     most = bounds.values[Bound.PROMPT_BYTES]
+    if _MAX_CHARACTER_BYTES * sum(len(message.content) for message in chat.messages) <= most:
+        return  # by far most chats, which need not be encoded to be counted
     size = sum(len(message.content.encode()) for message in chat.messages)
     if size > most:
-        raise invalid(f"{path}.messages", f"hold {size} bytes of content; must be at most {most}")
+        limit = bounds.settings.get(Bound.PROMPT_BYTES, "")
+        raise invalid(f"{path}.messages", f"hold {size} bytes of content; must be at most {most}", limit)
 
 
 def _check_kept(path: str, request: gateway_pb2.WarmRequest, bounds: Bounds) -> None:
@@ -99,7 +102,7 @@ SAMPLING = Message(
         "repetition_penalty": Row(Number(0.01, 10), "1", "factor"),
         "presence_penalty": Row(Number(-2, 2), "0", "logit"),
         "frequency_penalty": Row(Number(-2, 2), "0", "logit"),
-        "logit_bias": Row(IdMap(MAX_BIASES, Number(-100, 100)), "none", "logit"),
+        "logit_bias": Row(IdMap(Bound.LOGIT_BIASES, Number(-100, 100)), "none", "logit"),
         "allowed_ids": Row(Ids(0, Bound.VOCABULARY_SIZE), "all"),
         "banned_ids": Row(Ids(0, Bound.VOCABULARY_SIZE), "none"),
         "logprobs": Row(Number(0, 20), "none", "tokens"),
@@ -143,7 +146,7 @@ GENERATE = Message(
         "request_id": _REQUEST_ID,
         "model": _MODEL,
         "n": Row(Number(1, Bound.OUTPUTS), "1", "outputs"),
-        "stop": Row(Items(0, MAX_STOPS, "strings", Text(1, MAX_STOP_BYTES)), "none"),
+        "stop": Row(Items(0, Bound.STOPS, "strings", Text(1, MAX_STOP_BYTES)), "none"),
         "cache": Row(CACHE),
         "sampling": Row(SAMPLING),
         "time_limit_ms": _TIME_LIMIT,

@@ -7,7 +7,7 @@ than reading the message did.
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
@@ -29,14 +29,17 @@ class FieldError(Exception):
     field: str
     """Path of the field, such as ``sampling.top_p``."""
     message: str
+    limit: str = ""
+    """The setting that sets the bound, where the operator does."""
 
     def __str__(self) -> str:
         return self.message
 
 
-def invalid(field: str, message: str) -> FieldError:
+def invalid(field: str, message: str, limit: str = "") -> FieldError:
     """Make the error of a field whose value breaks a rule; ``message`` goes on after the field's name."""
-    return FieldError(INVALID_ARGUMENT, field, f"{field}: {message}")
+    named = f" (limits.{limit})" if limit else ""
+    return FieldError(INVALID_ARGUMENT, field, f"{field}: {message}{named}", limit)
 
 
 def shown(text: str) -> str:
@@ -52,6 +55,8 @@ class Bound(Enum):
     PROMPT_TOKENS = "what the context holds less one"
     OUTPUTS = "`max_outputs`"
     PROMPT_BYTES = "`max_prompt_bytes`"
+    STOPS = "`max_stops` (16 or fewer)"
+    LOGIT_BIASES = "`max_logit_biases` (1,024 or fewer)"
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,8 @@ class Bounds:
     """Only those that the messages of this hop ask for."""
     eos_ids: Collection[int] = ()
     """Ids that end an output by themselves."""
+    settings: Mapping[Bound, str] = field(default_factory=dict)
+    """The settings that bounds come from, where the operator sets them."""
 
 
 Limit = float | Bound
@@ -113,7 +120,9 @@ class Number:
         # Written so that NaN, which fails every comparison, is refused.
         above = value > self.low if self.above_low else value >= self.low
         if not (above and value <= high and math.isfinite(value)):
-            raise invalid(path, f"{value} is out of range; must be {self._phrase(f'{high:.15g}')}")
+            # NaN is over no bound of the operator's.
+            limit = _setting(self.high, bounds) if value > high else ""
+            raise invalid(path, f"{value} is out of range; must be {self._phrase(f'{high:.15g}')}", limit)
 
     def _phrase(self, high: str) -> str:
         if self.high == math.inf:
@@ -137,12 +146,14 @@ class Text:
     def check(self, path: str, value: str, bounds: Bounds) -> None:
         """Check the length of a text, and its characters."""
         high = _value(self.high, bounds)
-        # A character has at least one byte, so that a huge text is refused before it is encoded.
-        size = len(value) if len(value) > high else len(value.encode())
+        # A character has at least one byte and at most four, so that neither a huge text nor a short one is encoded.
+        size = len(value)
+        if size <= high and (size < self.low or 4 * size > high):
+            size = len(value.encode())
         if size < self.low:
             raise invalid(path, f"is {size} bytes long; must be at least {self.low}")
         if size > high:
-            raise invalid(path, f"is at least {size} bytes long; must be at most {high}")
+            raise invalid(path, f"is at least {size} bytes long; must be at most {high}", _setting(self.high, bounds))
         if self.is_printable_ascii and not (value.isascii() and value.isprintable()):
             raise invalid(path, f"{shown(value)} is not printable ASCII")
 
@@ -161,7 +172,7 @@ class Ids:
 
     def check(self, path: str, value: Sequence[int], bounds: Bounds) -> None:
         """Check the number of ids, then the largest of them."""
-        _check_count(path, "ids", len(value), self.low, _value(self.high, bounds))
+        _check_count(path, "ids", len(value), self.low, self.high, bounds)
         _check_inside(path, value, bounds)
 
 
@@ -179,7 +190,7 @@ class IdMap:
 
     def check(self, path: str, value: Mapping[int, float], bounds: Bounds) -> None:
         """Check the number of ids, then ids and values."""
-        _check_count(path, "ids", len(value), 0, _value(self.high, bounds))
+        _check_count(path, "ids", len(value), 0, self.high, bounds)
         _check_inside(path, value.keys(), bounds)
         for token_id, number in value.items():
             self.each.check(f"{path}[{token_id}]", number, bounds)
@@ -202,7 +213,7 @@ class Items:
 
     def check(self, path: str, value: Sequence[Any], bounds: Bounds) -> None:
         """Check the number of values, then each of them."""
-        _check_count(path, self.noun, len(value), self.low, _value(self.high, bounds))
+        _check_count(path, self.noun, len(value), self.low, self.high, bounds)
         for index, item in enumerate(value):
             self.each.check(f"{path}[{index}]", item, bounds)
 
@@ -293,11 +304,16 @@ def _name(limit: Limit) -> str:
     return limit.value if isinstance(limit, Bound) else f"{limit:,}"
 
 
-def _check_count(path: str, noun: str, count: int, low: int, high: float) -> None:
+def _setting(limit: Limit, bounds: Bounds) -> str:
+    return bounds.settings.get(limit, "") if isinstance(limit, Bound) else ""
+
+
+def _check_count(path: str, noun: str, count: int, low: int, limit: Limit, bounds: Bounds) -> None:
+    high = _value(limit, bounds)
     if count < low:
         raise invalid(path, f"{count} {noun}; must be at least {low}")
     if count > high:
-        raise invalid(path, f"{count} {noun}; must be at most {high}")
+        raise invalid(path, f"{count} {noun}; must be at most {high}", _setting(limit, bounds))
 
 
 def _check_inside(path: str, ids: Collection[int], bounds: Bounds) -> None:

@@ -35,6 +35,10 @@ def fields(**values: Any) -> Change:
     return lambda request: request.MergeFrom(gateway_pb2.GenerateRequest(**values))
 
 
+def both(max_tokens: int, n: int) -> Change:
+    return lambda request: (sampling(max_tokens=max_tokens)(request), fields(n=n)(request))
+
+
 def ids(*token_ids: int) -> Change:
     return fields(token_ids=gateway_pb2.TokenIds(ids=token_ids))
 
@@ -307,5 +311,51 @@ def test_bytes_that_are_no_request_are_the_clients_fault_and_counted() -> None:
             sample = 'prefixgate_gateway_calls_refused_total{code="INVALID_ARGUMENT"}'
             assert await r.metric(sample) == 3
             await complete_one(r, prompt("hi"))
+
+    run(test())
+
+
+BOUND: list[tuple[str, str, str, Change]] = [
+    ("max_outputs", "n", "5 is out of range; must be in [1, 4]", fields(n=5)),
+    ("max_stops", "stop", "3 strings; must be at most 2", fields(stop=["a", "b", "c"])),
+    (
+        "max_logit_biases",
+        "sampling.logit_bias",
+        "4 ids; must be at most 3",
+        sampling(logit_bias=dict.fromkeys(range(4), 1.0)),
+    ),
+    ("max_prompt_bytes", "prompt", "is at least 51 bytes long; must be at most 50", fields(prompt="x" * 51)),
+    ("max_prompt_bytes", "prompt", "is at least 52 bytes long; must be at most 50", fields(prompt="é" * 26)),
+    (
+        "max_prompt_bytes",
+        "chat.messages",
+        "hold 52 bytes of content; must be at most 50",
+        says(*[("user", "é" * 13)] * 2),
+    ),
+    ("max_prompt_tokens", "token_ids.ids", "11 ids; must be at most 10", ids(*[1] * 11)),
+    ("max_prompt_tokens", "prompt", "comes to 11 tokens; must be at most 10", fields(prompt="x" * 11)),
+    (
+        "max_output_tokens",
+        "sampling.max_tokens",
+        "4 outputs of 6 tokens are 24; must be at most 20 together",
+        both(6, 4),
+    ),
+]
+
+
+@pytest.mark.parametrize(("limit", "field", "message", "change"), BOUND, ids=[f"{b[0]} {b[1]}" for b in BOUND])
+def test_a_bound_that_the_operator_set_is_looked_up_and_named(
+    limit: str, field: str, message: str, change: Change
+) -> None:
+    bounds: dict[str, Any] = {"max_outputs": 4, "max_stops": 2, "max_logit_biases": 3}
+    bounds |= {"max_prompt_bytes": 50, "max_prompt_tokens": 10, "max_output_tokens": 20}
+
+    async def test() -> None:
+        async with rig(small_worker(), default_max_tokens=5, **bounds) as r:
+            error = await refusal(r.stub.Complete(make(change)))
+            check_refusal(error, INVALID, field)
+            assert error.details() == f"{field}: {message} (limits.{limit})"
+            name = f'prefixgate_gateway_limit_refusals_total{{limit="{limit}",tenant="local"}}'
+            assert await r.metric(name) == 1
 
     run(test())
