@@ -13,6 +13,9 @@ from typing import Any
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 
+_HURRY_SECONDS = 3.0
+"""What a part gets after a second signal, to end its calls with a status. Killed, it would only reset connections."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -28,7 +31,8 @@ class Supervisor:
     """Runs its parts until a signal comes or one of them ends; then all of them end.
 
     They are stopped in the order given, each only when the one before is gone, so that who depends on others stands
-    first. A second signal kills them all at once. Nothing is restarted.
+    first. A second signal has them end at once, in the same order: each is asked again, and gets a few seconds to tell
+    whoever still calls it. Nothing is restarted.
     """
 
     def __init__(self, parts: Sequence[Part], environment: Mapping[str, str], say: Callable[[str], None]) -> None:
@@ -99,8 +103,19 @@ class Supervisor:
             return code if stopping.result() else 1
         stopping.cancel()
         self._say(f"{again.result().name}: ending everything at once")
-        self._kill()
+        await self._hurry()
         return 128 + again.result()
+
+    async def _hurry(self) -> None:
+        """Ask each part twice, in order, for those that were not asked yet as well, and kill what does not end then."""
+        for process, ended in zip(self._processes, self._exits, strict=True):
+            if ended.done():
+                continue
+            # Two different signals, since of two equal ones that come together only one is seen.
+            for number in (signal.SIGTERM, signal.SIGINT):
+                process.send_signal(number)
+            await asyncio.wait([ended], timeout=_HURRY_SECONDS)
+            process.kill()
 
     async def _stop_in_order(self) -> bool:
         """Stop all parts. Returns whether each ended well."""

@@ -18,7 +18,7 @@ from prefixgate.config.settings import GatewaySettings, Settings, SettingsError
 from prefixgate.gateway.server import GatewayServer
 from prefixgate.proto import gateway_pb2, gateway_pb2_grpc
 from tests.gateway.fake_worker import HASH_KEY, FakeWorker, serving
-from tests.gateway.rig import collect, gateway, gateway_client, ids_of, prompt, rig, run, tenants
+from tests.gateway.rig import Client, collect, gateway, gateway_client, ids_of, prompt, rig, run, tenants
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -88,9 +88,65 @@ def test_calls_that_outlast_the_drain_are_cut_off_with_a_status() -> None:
             reading = asyncio.create_task(collect(r.stub.Generate(prompt("hi"))))
             await r.next_call()
             await r.server.stop(0.05)
-            assert await code_of(reading) is grpc.StatusCode.UNAVAILABLE
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await reading
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert "the gateway is shutting down" in (caught.value.details() or "")
+            assert "prefixgate-request-id" in dict(caught.value.trailing_metadata())
             # The stream's end cancels all that came through it.
             await r.session.closed.wait()
+
+    run(test())
+
+
+def test_a_client_that_reads_nothing_does_not_hold_a_stop_up() -> None:
+    async def test() -> None:
+        async with rig() as r:
+            unread = r.stub.Generate(prompt("hi"))
+            call = await r.next_call()
+            for _ in range(100):
+                await call.send((0, [64] * 1000))
+            await r.server.stop(0.05)
+            assert await code_of(collect(unread)) is grpc.StatusCode.UNAVAILABLE
+
+    run(test())
+
+
+def test_liveness_readiness_and_room_are_three_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async def answers(client: Client) -> list[int]:
+            return [(await client.get(path))[0] for path in ("/healthz", "/readyz", "/busyz")]
+
+        worker = FakeWorker()
+        async with gateway(f"unix:{tmp_path}/s") as server, gateway_client(server) as client:
+            assert await answers(client) == [200, 503, 200]
+            assert [await client.health(name) for name in ("liveness", "readiness")] == [SERVING, NOT_SERVING]
+            async with serving(worker, tmp_path / "s"):
+                session = await worker.sessions.get()
+                await client.until_health(SERVING)
+                pending = client.stub.Generate(prompt("hi"))
+                call = await session.calls.get()
+                assert await answers(client) == [200, 200, 200]
+                # As if it had waited for longer.
+                monkeypatch.setattr("prefixgate.gateway.server.BUSY_SECONDS", 0.0)
+                assert await answers(client) == [200, 200, 503]
+                assert (await client.get("/busyz"))[1].startswith(
+                    "busy: 1 calls, of which 1 wait for their first token"
+                )
+                assert await client.metric("prefixgate_gateway_waiting_calls") == 1
+                assert await client.metric("prefixgate_gateway_longest_wait_seconds") > 0
+                await call.send((0, [64]))
+                await pending.read()
+                assert await answers(client) == [200, 200, 200]
+                assert await client.metric("prefixgate_gateway_waiting_calls") == 0
+                stopping = asyncio.create_task(server.stop(60))
+                await client.until_health(NOT_SERVING)
+                assert await answers(client) == [200, 503, 200]
+                assert [await client.health(name) for name in ("liveness", "readiness")] == [SERVING, NOT_SERVING]
+                await call.finish([65])
+                while await pending.read() is not grpc.aio.EOF:
+                    pass
+                await stopping
 
     run(test())
 

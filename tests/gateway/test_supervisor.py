@@ -51,6 +51,27 @@ while True:
 """
 
 
+HURRIED = """
+import os, signal
+def say(text):
+    os.write(1, b"{name} " + text + b"\\n")
+asked = []
+def stop(*_):
+    asked.append(1)
+    if len(asked) == 1:
+        return say(b"drains")
+    say(b"hurries")
+    os._exit(0)
+signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGINT, stop)
+say(b"is %d" % os.getpid())
+while True:
+    signal.pause()
+"""
+
+DEAF = "import os, signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+
+
 def waiting(name: str, code: int = 0) -> str:
     return WAITING.format(name=name, code=code)
 
@@ -143,16 +164,25 @@ def test_a_part_that_ignores_the_signal_is_killed_in_the_end(supervise: Callable
     assert "second stops" in supervised.lines
 
 
-def test_a_second_signal_ends_everything_at_once(supervise: Callable[..., Supervised]) -> None:
-    slow = STUBBORN.replace("# stubborn", "")
-    supervised = supervise(slow.format(name="first"), waiting("second"))
+def test_a_second_signal_has_everything_end_at_once_and_in_order(supervise: Callable[..., Supervised]) -> None:
+    supervised = supervise(HURRIED.format(name="first"), HURRIED.format(name="second"))
     supervised.read_until("first is", "second is")
     supervised.process.terminate()
-    supervised.read_until("first ignores it")
+    supervised.read_until("first drains")
     supervised.process.send_signal(signal.SIGINT)
     assert supervised.finish() == 128 + signal.SIGINT
-    assert "SIGINT: ending everything at once" in supervised.lines
-    assert "second stops" not in supervised.lines
+    at = supervised.lines.index("SIGINT: ending everything at once")
+    assert supervised.lines[at + 1 :] == ["first hurries", "second drains", "second hurries"]
+
+
+def test_what_ignores_a_second_signal_is_killed(supervise: Callable[..., Supervised]) -> None:
+    deaf = STUBBORN.replace("# stubborn", "").replace("import os, signal\n", DEAF, 1)
+    supervised = supervise(deaf.format(name="first"))
+    supervised.read_until("first is")
+    supervised.process.terminate()
+    supervised.read_until("first ignores it")
+    supervised.process.terminate()
+    assert supervised.finish() == 128 + signal.SIGTERM
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent is gone")
