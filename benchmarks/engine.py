@@ -76,7 +76,7 @@ class Sizes(NamedTuple):
     step_prefix: int = 2048
 
 
-QUICK = Sizes(prefix=256, own=32, output=4, distinct=128, distinct_output=4, single_output=8, step_prefix=1024)
+QUICK = Sizes(prefix=128, own=32, output=4, distinct=96, distinct_output=4, single_output=8, step_prefix=1024)
 
 
 class Bench:
