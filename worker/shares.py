@@ -54,9 +54,8 @@ class Shares:
         are not what it fails for.
         """
         account = self._account(tenant)
-        pinned = {block for pin in self._cache.pins.all() if pin.account is account for block in pin.blocks}
         too_many = _had(account) + blocks - account.cap
-        if not 0 < too_many <= len(pinned):
+        if not 0 < too_many <= self._cache.pins.num_blocks_of(tenant):
             return None
         return RefusedError(
             StatusCode.RESOURCE_EXHAUSTED,
