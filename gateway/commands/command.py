@@ -68,7 +68,7 @@ def reason(error: GatewayError, address: str) -> str:
     words = " ".join(error.message.split())
     # The gateway names each call in what it says of it; nothing else does.
     if error.code is grpc.StatusCode.UNAVAILABLE and not error.request_id:
-        why = words.rpartition("last error: ")[2].removeprefix("UNKNOWN: ")
+        why = words.rpartition(": ")[2]  # the rest is gRPC's way there
         return f"no gateway answers at {address} ({why}); `prefixgate serve` starts one, --address names another"
     if isinstance(error, BrokenStreamError):
         return f"the answer broke off: {words}"

@@ -50,6 +50,8 @@ def _figures(before: Snapshot, now: Snapshot) -> Table:
 def _lately(since: Change) -> str:
     if since.queried_tokens is None or since.hit_tokens is None:
         return "not known: a worker came, went or restarted"
+    if not since.seconds:
+        return "not known yet"
     if not since.queried_tokens:
         return f"nothing was looked up in {since.seconds:.1f} s"
     return (
