@@ -139,8 +139,17 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         """None makes Describe fail, as while a model loads."""
         self.described = asyncio.Queue[None]()
         self.sessions: asyncio.Queue[FakeSession] = asyncio.Queue()
+        self.batches: asyncio.Queue[worker_pb2.EventBatch | grpc.StatusCode] = asyncio.Queue()
+        """What it says of its cache; a status ends the stream."""
+        self.followed: asyncio.Queue[str] = asyncio.Queue()
+        """The incarnations that gateways asked for."""
+        self.answers = asyncio.Event()
+        """Cleared, it hangs."""
+        self.answers.set()
         self.report = gateway_pb2.WorkerStats(incarnation="life-1")
         self.reported_tenants: list[str] = []
+        self.asked: list[Any] = []
+        """What was asked of the cache."""
 
     async def Describe(self, request: worker_pb2.DescribeRequest, context: Context) -> worker_pb2.ModelDescription:
         self.described.put_nowait(None)
@@ -154,9 +163,39 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.sessions.put_nowait(session)
         await session.run()
 
+    async def Events(self, request: worker_pb2.EventsRequest, context: Context) -> None:  # type: ignore[override]
+        self.followed.put_nowait(request.incarnation)
+        while isinstance(batch := await self.batches.get(), worker_pb2.EventBatch):
+            await context.write(batch)
+        await context.abort(batch, "the events end")
+
     async def Report(self, request: worker_pb2.ReportRequest, context: Context) -> gateway_pb2.WorkerStats:
-        self.reported_tenants.append(request.tenant)
+        await self.answers.wait()
+        if request.tenant:  # else a probe
+            self.reported_tenants.append(request.tenant)
         return self.report
+
+    # Cache control: all is well and nothing is there.
+
+    async def Explain(self, request: worker_pb2.CachedPrompt, context: Context) -> gateway_pb2.ExplainResponse:
+        self.asked.append(request)
+        return gateway_pb2.ExplainResponse(prompt_tokens=len(request.token_ids))
+
+    async def Pin(self, request: worker_pb2.PinCommand, context: Context) -> gateway_pb2.PinResponse:
+        self.asked.append(request)
+        return gateway_pb2.PinResponse()
+
+    async def Unpin(self, request: worker_pb2.UnpinCommand, context: Context) -> gateway_pb2.UnpinResponse:
+        self.asked.append(request)
+        return gateway_pb2.UnpinResponse()
+
+    async def ListPins(self, request: worker_pb2.ListPinsCommand, context: Context) -> gateway_pb2.ListPinsResponse:
+        self.asked.append(request)
+        return gateway_pb2.ListPinsResponse()
+
+    async def Flush(self, request: worker_pb2.FlushCommand, context: Context) -> gateway_pb2.FlushResponse:
+        self.asked.append(request)
+        return gateway_pb2.FlushResponse()
 
 
 @asynccontextmanager

@@ -265,6 +265,29 @@ def test_stats_are_the_workers_for_the_calling_tenant() -> None:
     run(test())
 
 
+def test_the_cache_is_asked_for_the_tenant_of_the_credential() -> None:
+    async def test() -> None:
+        async with rig(tenant_settings=tenants(acme="key", bolt="other")) as r:
+            metadata = (("authorization", "Bearer key"), ("tenant", "bolt"), ("prefixgate-tenant", "bolt"))
+            ids = gateway_pb2.TokenIds(ids=[1, 2, 3])
+            await r.stub.Explain(gateway_pb2.ExplainRequest(token_ids=ids, salt="s"), metadata=metadata)
+            await r.stub.Pin(gateway_pb2.PinRequest(token_ids=ids, ttl_seconds=5.0), metadata=metadata)
+            await r.stub.Unpin(gateway_pb2.UnpinRequest(pin_id="a"), metadata=metadata)
+            await r.stub.ListPins(gateway_pb2.ListPinsRequest(), metadata=metadata)
+            await r.stub.Flush(gateway_pb2.FlushRequest(salt=""), metadata=metadata)
+            assert r.worker.asked == [
+                worker_pb2.CachedPrompt(tenant="acme", salt="s", token_ids=[1, 2, 3]),
+                worker_pb2.PinCommand(
+                    prompt=worker_pb2.CachedPrompt(tenant="acme", token_ids=[1, 2, 3]), ttl_seconds=5.0
+                ),
+                worker_pb2.UnpinCommand(tenant="acme", pin_id="a"),
+                worker_pb2.ListPinsCommand(tenant="acme"),
+                worker_pb2.FlushCommand(tenant="acme", salt=""),
+            ]
+
+    run(test())
+
+
 def test_an_error_carries_the_calls_name() -> None:
     async def error_of(pending: Any) -> grpc.aio.AioRpcError:
         with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -219,6 +219,27 @@ class TestFlush:
         driver.assert_idle()
 
 
+def test_a_day_with_a_system_prompt_goes_as_the_page_tells() -> None:
+    driver = Driver(num_blocks=64, pin_limit=6)
+    prompt = words(100)
+    assert explain(driver, prompt) == Explanation(0, 0, 0, MissReason.NEVER_SEEN, 0, 0, 0)
+    warm = driver.warm(prompt, pin_seconds=3600.0)
+    assert (warm.prefilled[-1], warm.usage.pinned_tokens) == (100, 96)
+    found = explain(driver, prompt)
+    assert (found.missed_at, found.reason) == (99, MissReason.NONE)
+    assert driver.ask([*prompt, *words(20, 7)]).usage.cached_tokens == 100
+    found = explain(driver, [*prompt[:40], *words(60, 7)])
+    assert (found.missed_at, found.reason, found.diverged_at) == (40, MissReason.DIVERGED, 8)
+    assert found.continuation_tokens == 8
+    (first,) = driver.control(lambda control: control.pins("acme"))
+    flood(driver)
+    assert explain(driver, prompt).missed_at == 96
+    driver.now += 60.0
+    assert pin(driver, prompt, 3600.0) == first._replace(expires_in_seconds=3600.0)
+    assert driver.control(lambda control: control.flush("acme", None)) == Flushed(6, 1)
+    assert explain(driver, prompt) == Explanation(0, 0, 0, MissReason.NEVER_SEEN, 0, 0, 0)
+
+
 def test_a_tenant_is_told_of_its_own_standing_and_nothing_of_others() -> None:
     driver = Driver(max_running=1, pin_limit=4, shares={"acme": TenantShare(floor=2, cap=40)})
     driver.ask(words(40))
