@@ -51,7 +51,7 @@ class Malformer:
 
     def _spoil(self, message: Message) -> None:
         """Set one field anywhere in a message; those of a message within it each count as much as its own."""
-        while fields := list(message.DESCRIPTOR.fields):
+        while fields := list[Any](message.DESCRIPTOR.fields):
             [field] = self._rng.choices(fields, [len(_fields_within(field)) or 1 for field in fields])
             if not _fields_within(field) or self._rng.random() < 0.1:
                 self._set(message, field, depth=0)
@@ -64,7 +64,7 @@ class Malformer:
             if self._rng.random() < 0.4:
                 self._set(message, field, depth)
 
-    def _set(self, message: Message, field: FieldDescriptor, depth: int) -> None:
+    def _set(self, message: Message, field: Any, depth: int) -> None:
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
             key, value = field.message_type.fields
             entries = getattr(message, field.name)
@@ -110,7 +110,7 @@ class Malformer:
         }
         return choices[field.type]()
 
-    def _garble(self, message: Descriptor, data: bytes) -> bytes:
+    def _garble(self, message: Any, data: bytes) -> bytes:
         """Spoil the bytes themselves, so that they may be no message of this kind any more."""
         rng = self._rng
         at = rng.randrange(len(data) + 1)
@@ -139,8 +139,7 @@ class Malformer:
 
 
 def _fields_within(field: FieldDescriptor) -> Sequence[FieldDescriptor]:
-    is_single = field.message_type is not None and not field.is_repeated
-    return list(field.message_type.fields) if is_single else []
+    return [] if field.message_type is None or field.is_repeated else list(field.message_type.fields)
 
 
 def _key(number: int, wire_type: int) -> bytes:

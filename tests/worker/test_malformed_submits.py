@@ -61,7 +61,8 @@ def starts_a_call(data: bytes) -> bool:
 async def send(channel: grpc.aio.Channel, host: Host, data: bytes) -> str:
     """Open a stream as a gateway does, send bytes as its one message, and tell what ended wrongly, if anything did."""
     path: Any = "/prefixgate.v1.Worker/Session"
-    stream = channel.stream_stream(path, response_deserializer=worker_pb2.StepMessage.FromString)(timeout=HANG_SECONDS)
+    make: Any = channel.stream_stream(path, response_deserializer=worker_pb2.StepMessage.FromString)
+    stream = make(timeout=HANG_SECONDS)
     ends: list[StatusCode] = []
     try:
         await stream.write(hello(host))
