@@ -14,8 +14,6 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Kind = Literal["counter", "gauge", "histogram"]
 
-_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
-_HELP_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
 class Histogram:
@@ -63,11 +61,11 @@ def write_page(families: Iterable[Family]) -> bytes:
     lines: list[str] = []
     for family in families:
         name = family.name
-        lines.append(f"# HELP {name} {family.help.translate(_HELP_ESCAPES)}\n# TYPE {name} {family.kind}\n")
+        lines.append(f"# HELP {name} {_escaped(family.help)}\n# TYPE {name} {family.kind}\n")
         # By name, as the Prometheus client has them, so that pages can be searched for a series as it stands there.
         order = sorted(range(len(family.labels)), key=family.labels.__getitem__)
         for values, value in family.samples.items():
-            labels = ",".join([f'{family.labels[at]}="{values[at].translate(_ESCAPES)}"' for at in order])
+            labels = ",".join([f'{family.labels[at]}="{_quotable(values[at])}"' for at in order])
             if isinstance(value, Histogram):
                 lines += _histogram(name, labels, value)
             else:
@@ -81,6 +79,15 @@ def _histogram(name: str, labels: str, histogram: Histogram) -> list[str]:
     among = f"{{{labels}}}" if labels else ""
     lines = [f'{before}le="{bound}"}} {count}\n' for bound, count in buckets]
     return [*lines, f"{name}_count{among} {buckets[-1][1]}\n", f"{name}_sum{among} {_number(total)}\n"]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n")
+
+
+def _quotable(text: str) -> str:
+    # Most need nothing done, which is quickly seen.
+    return text if text.isalnum() else _escaped(text).replace('"', r"\"")
 
 
 def _number(value: float) -> str:

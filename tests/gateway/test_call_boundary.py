@@ -184,7 +184,7 @@ def test_a_clients_own_cancel_is_passed_on_to_grpc() -> None:
 
     async def test() -> None:
         live = LiveCalls()
-        gauges = {metric: (lambda: 0.0) for metric in METRICS if metric.kind == "gauge"}
+        gauges = {metric: (dict if metric.labels else float) for metric in METRICS if metric.kind == "gauge"}
         boundary = CallBoundary(live, GatewayMetrics(["acme"], gauges), lambda: "acme", UNLIMITED)
         entered = asyncio.Event()
 
@@ -218,7 +218,7 @@ def test_a_client_that_is_gone_before_it_could_be_answered_is_no_fault_of_ours(
             raise grpc.aio.InternalError("nothing can be sent")
 
     async def test() -> None:
-        gauges = {metric: (lambda: 0.0) for metric in METRICS if metric.kind == "gauge"}
+        gauges = {metric: (dict if metric.labels else float) for metric in METRICS if metric.kind == "gauge"}
         metrics = GatewayMetrics(["acme"], gauges)
         boundary = CallBoundary(LiveCalls(), metrics, lambda: "acme", UNLIMITED)
         context: Any = Gone()

@@ -25,7 +25,7 @@ from tests.gateway.fake_worker import LENGTH, STOP
 from tests.gateway.rig import Client, Rig, prompt, rig, run, tenants
 
 METHODS = [method.name for method in gateway_pb2.DESCRIPTOR.services_by_name["Gateway"].methods]
-GAUGES = {metric: (lambda: 0.0) for metric in METRICS if metric.kind == "gauge"}
+GAUGES = {metric: (dict if metric.labels else float) for metric in METRICS if metric.kind == "gauge"}
 
 
 def samples(metrics: GatewayMetrics, metric: Metric) -> Samples:
