@@ -56,8 +56,8 @@ def why_missed(found: gateway_pb2.ExplainResponse) -> str:
         gateway_pb2.MISS_REASON_NEVER_SEEN: f"{place}; nothing like it was cached, as far as is remembered",
         gateway_pb2.MISS_REASON_EVICTED: f"{place}; it was cached and had to make room, not long ago",
         gateway_pb2.MISS_REASON_DIVERGED: (
-            f"{place}; what is cached goes on differently, from token {found.diverged_at} of its block on "
-            f"(for {found.continuation_tokens} more)"
+            f"{place}; what is cached goes on differently from token {found.diverged_at} of its block on, for "
+            f"{found.continuation_tokens} tokens"
         ),
     }
     return reasons.get(found.miss_reason, f"{place}; the gateway did not tell why")

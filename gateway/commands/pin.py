@@ -12,6 +12,7 @@ from prefixgate.gateway.commands.connection import add_connection_arguments, ope
 from prefixgate.gateway.commands.json_form import JSON_HELP, json_form, print_json
 from prefixgate.gateway.commands.option_flags import add_option_flags, options_from
 from prefixgate.gateway.commands.prompt_arguments import add_prompt_arguments, prompt_from
+from prefixgate.gateway.commands.stats import LIFE_CHARACTERS
 from prefixgate.gateway.console import harmless, output, say
 from prefixgate.proto import gateway_pb2
 
@@ -76,7 +77,7 @@ def _remove(args: argparse.Namespace) -> None:
 
 
 def _table(pins: Sequence[gateway_pb2.PinnedPrefix]) -> Table:
-    table = Table("pin", "tokens", "ends in", "salt", "worker's life")
+    table = Table("pin", "tokens", "ends in", "salt", "worker")
     for index in (1, 2):
         table.columns[index].justify = "right"
     for pin in pins:
@@ -86,7 +87,7 @@ def _table(pins: Sequence[gateway_pb2.PinnedPrefix]) -> Table:
             f"{pin.pinned_tokens:,}",
             f"{pin.expires_in_seconds:,.0f} s",
             Text(harmless(pin.salt)),
-            Text(harmless(pin.incarnation)),
+            Text(harmless(pin.incarnation[:LIFE_CHARACTERS])),
         )
     return table
 

@@ -1,37 +1,58 @@
+"""The programs on pages run as they stand there."""
+
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from tests.served import Served
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
 ADDRESS = '"127.0.0.1:8050"'
+PAGES = ("README.md", "docs/client.md")
+ANSWER = re.compile(r"^(.{10,})\n\[(\d+) of (\d+) prompt tokens came from the cache\]$", re.MULTILINE)
 
 
-def example() -> str:
-    blocks = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 1
-    return str(blocks[0])
+def programs(page: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
 
 
-def test_the_readmes_client_runs_as_it_stands(tmp_path: Path) -> None:
-    program = example()
-    assert len([line for line in program.splitlines() if line.strip()]) <= 20
-    imported = set(re.findall(r"^(?:import|from) (\S+)", program, re.MULTILINE))
-    assert imported == {"grpc", "prefixgate.proto"}
-    assert ADDRESS in program
-    with Served(tmp_path, "--model", "witness", "--blocks", "128") as served:
+PROGRAMS = [pytest.param(program, id=f"{page}-{i}") for page in PAGES for i, program in enumerate(programs(page))]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with Served(tmp_path_factory.mktemp("pages"), "--model", "witness", "--blocks", "128") as served:
         served.wait_until_ready()
-        command = [sys.executable, "-c", program.replace(ADDRESS, repr(served.address))]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        assert result.stderr == ""
-        answers = re.findall(
-            r"^(.{10,})\n\[(\d+) of (\d+) prompt tokens came from the cache\]$", result.stdout, re.MULTILINE
-        )
-        assert len(answers) == 2
-        (_, cold, _), (_, warm, prompt) = answers
-        # The second question shares the system prompt with the first, one token for each byte in this model.
-        assert int(cold) == 0
-        assert 100 < int(warm) < int(prompt)
+        yield served
         assert served.stop() == 0
+
+
+def output(program: str, served: Served) -> str:
+    """Run a program, and give what it prints."""
+    command = [sys.executable, "-c", program.replace(ADDRESS, repr(served.address))]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.stderr == ""
+    return result.stdout
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_programs_on_pages_run_as_they_stand(program: str, served: Served) -> None:
+    assert ADDRESS in program
+    assert ANSWER.search(output(program, served)) is not None
+
+
+def test_the_readmes_client_is_short_and_shows_what_the_cache_saved(served: Served) -> None:
+    (program,) = programs("README.md")
+    assert len([line for line in program.splitlines() if line.strip()]) <= 15
+    assert set(re.findall(r"^(?:import|from) (\S+)", program, re.MULTILINE)) == {"prefixgate.gateway.client"}
+    # A system prompt of its own, so that nothing of it is cached.
+    answers = ANSWER.findall(output(program.replace("You are", "You were"), served))
+    assert len(answers) == 2
+    (_, cold, _), (_, warm, prompt) = answers
+    # The second question shares the system prompt with the first, one token for each byte in this model.
+    assert int(cold) < 32
+    assert 100 < int(warm) < int(prompt)

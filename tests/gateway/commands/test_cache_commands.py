@@ -55,7 +55,7 @@ def test_explain_tells_each_source_and_the_reason(
     assert [row[0] for row in cells(output)] == ["1,088", "12", "0", "134", "1,234"]
     assert "89% of it cached" in output
     assert output.endswith(
-        "First miss: token 1,100; what is cached goes on differently, from token 12 of its block on (for 4 more)\n"
+        "First miss: token 1,100; what is cached goes on differently from token 12 of its block on, for 4 tokens\n"
     )
     assert "\x1b" not in output
 
