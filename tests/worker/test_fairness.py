@@ -25,6 +25,15 @@ def bound(driver: Driver, prompt_tokens: int, *, part: float, tenants: int) -> i
     return math.ceil(turns / part) + tenants
 
 
+def is_short(driver: Driver, of: str) -> bool:
+    """Whether a worker has given away all that it has."""
+    if of == "blocks":
+        return driver.cache.room("bolt") < 2
+    if of == "sequences":
+        return driver.engine.report().running_sequences == driver.limits.max_running
+    return driver.runner.tokens_per_step[-1] == driver.limits.max_batch_tokens
+
+
 def generated(driver: Driver, tenant: str) -> int:
     """Work done for a tenant."""
     return driver.observations.prompt_tokens[tenant, "computed"] + driver.observations.generated_tokens[tenant]
@@ -47,13 +56,8 @@ class TestFlood:
         )
         for number in range(1000):
             driver.submit(words(prompts, number % 90), 60)
-        is_short = {
-            "blocks": lambda: driver.cache.room("bolt") < 2,
-            "sequences": lambda: driver.engine.report().running_sequences == 6,
-            "tokens": lambda: driver.runner.tokens_per_step[-1] == 64,
-        }[short_of]
         driver.engine.step()
-        while not is_short():
+        while not is_short(driver, short_of):
             driver.engine.step()
         assert driver.engine.report().waiting_calls > 900
         call = driver.submit(words(prompt_tokens, 5), 60, tenant="bolt")

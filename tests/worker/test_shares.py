@@ -1,5 +1,6 @@
 """Parts of the pool and of the batch."""
 
+import functools
 from collections.abc import Callable
 
 from hypothesis import given
@@ -19,6 +20,14 @@ def most(may: Callable[[int], bool]) -> int:
     return next(count for count in range(1000) if not may(count + 1))
 
 
+def may_have_blocks(shares: Shares, tenant: str, count: int) -> bool:
+    return shares.may_add(tenant, blocks=count, sequences=0)
+
+
+def may_have_sequences(shares: Shares, tenant: str, count: int) -> bool:
+    return shares.may_add(tenant, blocks=0, sequences=count)
+
+
 @given(weights, st.integers(1, 40), st.integers(20, 200), st.integers(0, 3))
 def test_parts_come_to_no_more_than_there_is(
     tenant_weights: list[float], max_running: int, num_blocks: int, floor: int
@@ -30,8 +39,8 @@ def test_parts_come_to_no_more_than_there_is(
         fair.enter(tenant)
     cache = PrefixCache(num_blocks, BlockHasher(bytes(16)), shares=floors)
     shares = Shares(cache, fair, [], [], max_running)
-    blocks = [most(lambda count, of=tenant: shares.may_add(of, blocks=count, sequences=0)) for tenant in tenants]
-    sequences = [most(lambda count, of=tenant: shares.may_add(of, blocks=0, sequences=count)) for tenant in tenants]
+    blocks = [most(functools.partial(may_have_blocks, shares, tenant)) for tenant in tenants]
+    sequences = [most(functools.partial(may_have_sequences, shares, tenant)) for tenant in tenants]
     assert sum(blocks) <= num_blocks - floor, "the absent one's floor is kept for it"
     assert blocks[0] >= floor
     assert min(sequences) >= 1
