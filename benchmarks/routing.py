@@ -36,9 +36,10 @@ from benchmarks.simulator import simulate
 from benchmarks.traces import PUBLISHED_AT, Trace, load_traces
 from prefixgate.cache.hashing import BlockHash, BlockHasher
 from prefixgate.cache.lru import LRUPolicy
+from prefixgate.config.routing_settings import RoutingSettings
 from prefixgate.gateway.candidate import Candidate
 from prefixgate.gateway.pending_prompts import PendingPrompts
-from prefixgate.gateway.router import PrefixRouter, RoutingConstants
+from prefixgate.gateway.router import PrefixRouter
 from prefixgate.gateway.routing_index import Removed, Stored
 
 NUM_WORKERS = 8
@@ -82,10 +83,10 @@ class FirstBlock(Blind):
 class Ours:
     """The gateway's router, with what the gateway would tell it."""
 
-    def __init__(self, trace: Trace, constants: RoutingConstants, *, hears_evictions: bool = True) -> None:
+    def __init__(self, trace: Trace, settings: RoutingSettings, *, hears_evictions: bool = True) -> None:
         self._now = 0.0
         hasher = BlockHasher(b"a key for benchmarks", block_size=trace.block_size)
-        self.router = PrefixRouter(hasher, constants, lambda: self._now)
+        self.router = PrefixRouter(hasher, settings, lambda: self._now)
         self._hears_evictions = hears_evictions
         self._names = [f"worker-{number}" for number in range(NUM_WORKERS)]
         self._events = [0] * NUM_WORKERS
@@ -150,25 +151,25 @@ class Cell:
         return 100 * self.outcomes[contender].hit_percent / self.shared if self.shared else 100.0
 
 
-def contenders(constants: RoutingConstants) -> Mapping[str, Callable[[Trace], Contender]]:
+def contenders(settings: RoutingSettings) -> Mapping[str, Callable[[Trace], Contender]]:
     return {
         "round robin": lambda trace: RoundRobin(),
         "sticky": lambda trace: Sticky(),
         "first block": lambda trace: FirstBlock(),
-        "longest match": lambda trace: LongestMatch(trace, constants),
-        "ours": lambda trace: Ours(trace, constants),
-        "ours, deaf": lambda trace: Ours(trace, constants, hears_evictions=False),
+        "longest match": lambda trace: LongestMatch(trace, settings),
+        "ours": lambda trace: Ours(trace, settings),
+        "ours, deaf": lambda trace: Ours(trace, settings, hears_evictions=False),
     }
 
 
-def measure(trace: Trace, percent: int, load: float, constants: RoutingConstants) -> Cell:
+def measure(trace: Trace, percent: int, load: float, settings: RoutingSettings) -> Cell:
     """Send a trace through every contender."""
     num_blocks = max(1, trace.unique_blocks * percent // 100 // NUM_WORKERS)
     fitting = replace(trace, requests=[r for r in trace.requests if 0 < r.num_blocks <= num_blocks])
     shared = simulate(fitting, num_blocks * NUM_WORKERS, LRUPolicy)
     seconds = (shared.prompt_tokens - shared.hit_tokens) / (NUM_WORKERS * TOKENS_PER_SECOND * load)
     outcomes = {}
-    for name, make in contenders(constants).items():
+    for name, make in contenders(settings).items():
         outcomes[name] = run(fitting, seconds, NUM_WORKERS, num_blocks, make(fitting))
         logger.info("%s at %d %%: %s hits %.2f %%", trace.name, percent, name, outcomes[name].hit_percent)
     skipped = len(trace.requests) - len(fitting.requests)
@@ -176,14 +177,14 @@ def measure(trace: Trace, percent: int, load: float, constants: RoutingConstants
 
 
 def measure_all(arguments: argparse.Namespace) -> Iterator[Cell]:
-    constants = RoutingConstants()
+    settings = RoutingSettings()
     for trace in load_traces(arguments.traces):
         if arguments.only not in ("", trace.name):
             continue
         logger.info("%s, published at %s", trace.name, PUBLISHED_AT.get(trace.name, "a place not known here"))
         taken = replace(trace, requests=trace.requests[:QUICK_REQUESTS]) if arguments.quick else trace
         for percent in PERCENTS:
-            yield measure(taken, percent, arguments.load, constants)
+            yield measure(taken, percent, arguments.load, settings)
 
 
 def table(cells: list[Cell]) -> str:

@@ -25,6 +25,7 @@ from prefixgate.config.kinds import (
     WorkerAddresses,
 )
 from prefixgate.config.limit_settings import NO_LIMITS, LimitSettings
+from prefixgate.config.routing_settings import RoutingSettings
 from prefixgate.config.setting import setting
 
 MAX_SETTINGS_BYTES = 1 << 20
@@ -240,6 +241,7 @@ class Settings:
     worker: WorkerSettings = WorkerSettings()
     cache: CacheSettings = CacheSettings()
     limits: LimitSettings = field(default_factory=LimitSettings)
+    routing: RoutingSettings = field(default_factory=RoutingSettings)
     tenants: Mapping[str, TenantSettings] = field(default_factory=dict)
 
 
@@ -248,6 +250,7 @@ SECTIONS: Mapping[str, type[Any]] = {
     "worker": WorkerSettings,
     "cache": CacheSettings,
     "limits": LimitSettings,
+    "routing": RoutingSettings,
 }
 """The sections whose keys are also flags."""
 
@@ -277,6 +280,7 @@ def load_settings(path: Path | None, overrides: Mapping[str, str]) -> Settings:
         worker=WorkerSettings(**values["worker"]),
         cache=CacheSettings(**values["cache"]),
         limits=LimitSettings(**values["limits"]),
+        routing=RoutingSettings(**values["routing"]),
         tenants=_read_tenants(document.get("tenants", {})),
     )
     for contradiction in contradictions(settings):

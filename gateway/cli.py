@@ -180,6 +180,6 @@ Makes a random API key and the digest that stands for it in the configuration fi
 COMMAND_SETTINGS: Mapping[str, Sequence[str]] = {
     "serve": SERVE_SETTINGS,
     "worker": ("worker", "cache"),
-    "gateway": ("gateway", "limits", "cache.hash_key", "cache.hash_key_file"),
+    "gateway": ("gateway", "limits", "routing", "cache.hash_key", "cache.hash_key_file"),
 }
 """The settings that each command takes as flags: sections, or keys of them."""

@@ -8,7 +8,7 @@ from itertools import count
 from prefixgate.cache.hashing import BlockHash
 
 MAX_BLOCKS = 1 << 17
-"""Predicted blocks in all: 64 prompts of 32,768 tokens."""
+"""Predicted blocks in all, each as often as it was predicted: 64 prompts of 32,768 tokens."""
 
 
 class Predictions:
@@ -25,6 +25,7 @@ class Predictions:
         self._until: defaultdict[str, dict[BlockHash, float]] = defaultdict(dict)
         # By the time at which they end; the number keeps equal times apart.
         self._ends: list[tuple[float, int, str, Sequence[BlockHash]]] = []
+        self._noted = 0  # blocks in these, each as often as it was added: what the bound is for
         self._numbers = count()
 
     def add(self, worker: str, hashes: Sequence[BlockHash], seconds: float) -> None:
@@ -34,9 +35,12 @@ class Predictions:
         """
         hashes = hashes[: self._max_blocks]
         now = self._clock()
-        while self._ends and (self._ends[0][0] <= now or self.num_blocks + len(hashes) > self._max_blocks):
+        while self._ends and (self._ends[0][0] <= now or self._noted + len(hashes) > self._max_blocks):
             until, _, owner, ended = heapq.heappop(self._ends)
+            self._noted -= len(ended)
             self._drop(owner, ended, until)
+        if not hashes:
+            return
         until = now + seconds
         entries = self._until[worker]
         before = len(entries)
@@ -44,6 +48,7 @@ class Predictions:
             if entries.get(block_hash, 0.0) < until:
                 entries[block_hash] = until
         self.num_blocks += len(entries) - before
+        self._noted += len(hashes)
         heapq.heappush(self._ends, (until, next(self._numbers), worker, hashes))
 
     def has(self, worker: str, block_hash: BlockHash) -> bool:

@@ -18,12 +18,12 @@ tied to a worker.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import median_low
 
 from xxhash import xxh3_64_intdigest
 
 from prefixgate.cache.hashing import BlockHash, BlockHasher, CacheScope
+from prefixgate.config.routing_settings import RoutingSettings
 from prefixgate.gateway.candidate import Candidate, Choice
 from prefixgate.gateway.predictions import Predictions
 from prefixgate.gateway.prefill_speed import PrefillSpeed
@@ -33,18 +33,6 @@ _EXPECT_SECONDS = 5.0
 """How long the worker may take to say what it stored, beyond the time in which the prompt should be computed."""
 _SAME_SPEED = 1.5
 """Workers whose speeds differ by less count as equally fast: else all that is new would go to the fastest by a hair."""
-
-
-@dataclass(frozen=True, slots=True)
-class RoutingConstants:
-    """What the formula takes from the settings."""
-
-    miss_weight: float = 3.0
-    tokens_per_second: float = 8000.0
-    """Speed of a worker that has shown none yet."""
-    eviction_weight: float = 1.0
-    call_seconds: float = 0.005
-    """What each call in a worker's hands costs the next one there, even when no prompt is pending."""
 
 
 class PrefixRouter:
@@ -58,12 +46,12 @@ class PrefixRouter:
     def __init__(
         self,
         hasher: BlockHasher,
-        constants: RoutingConstants,
+        settings: RoutingSettings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``hasher`` has the key of the workers: with another, no prompt would be found anywhere."""
         self._hasher = hasher
-        self._constants = constants
+        self._settings = settings
         self._clock = clock
         self._predictions = Predictions(clock)
         self._speeds: dict[str, PrefillSpeed] = {}
@@ -102,7 +90,7 @@ class PrefixRouter:
         keeps_blocks: bool = True,
     ) -> Choice:
         """Do the same for a prompt whose whole blocks are hashed already."""
-        now, constants = self._clock(), self._constants
+        now, settings = self._clock(), self._settings
         names = [candidate.worker for candidate in candidates]
         prefixes = {name: self.index.prefix(name, tenant, hashes) for name in {*names, *self.index.workers()}}
         reusable = max(prefix.expected for prefix in prefixes.values()) if reads_cache else 0
@@ -115,8 +103,8 @@ class PrefixRouter:
             worker, calls, pending = candidate
             speed = speeds[worker]
             cached = self._tokens(prefixes[worker], prompt_tokens) if reads_cache else 0
-            wait = pending.left(now, speed) / speed + calls * constants.call_seconds
-            weight = constants.miss_weight + constants.eviction_weight * pressures[worker]
+            wait = pending.left(now, speed) / speed + calls * settings.call_seconds
+            weight = settings.miss_weight + settings.eviction_weight * pressures[worker]
             miss = (prompt_tokens - cached) / speed
             return wait + weight * miss, calls, xxh3_64_intdigest(key + worker.encode())
 
@@ -135,7 +123,7 @@ class PrefixRouter:
         now = self._clock()
         speed = self._speeds.get(worker)
         if speed is None:
-            speed = self._speeds[worker] = PrefillSpeed(self._constants.tokens_per_second, now)
+            speed = self._speeds[worker] = PrefillSpeed(self._settings.prefill_tokens_per_second, now)
         speed.observe(computed_tokens, seconds, now)
 
     def forget(self, worker: str) -> None:
@@ -149,7 +137,7 @@ class PrefixRouter:
 
     def _speeds_of(self, workers: Sequence[str], now: float) -> dict[str, float]:
         seen = {name: self._speeds[name].tokens_per_second(now) for name in workers if name in self._speeds}
-        speeds = {name: seen.get(name, self._constants.tokens_per_second) for name in workers}
+        speeds = {name: seen.get(name, self._settings.prefill_tokens_per_second) for name in workers}
         usual = median_low(speeds.values())
         return {
             name: usual if usual / _SAME_SPEED < speed < usual * _SAME_SPEED else speed

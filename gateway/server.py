@@ -24,6 +24,7 @@ from prefixgate.gateway.call_guard import CallGuard
 from prefixgate.gateway.call_limits import limits_of
 from prefixgate.gateway.encoding_threads import EncodingThreads
 from prefixgate.gateway.fleet import Fleet
+from prefixgate.gateway.fleet_readings import fleet_readings
 from prefixgate.gateway.generation import Generator
 from prefixgate.gateway.listening import listen
 from prefixgate.gateway.live_calls import BUSY_SECONDS, LiveCalls
@@ -39,7 +40,7 @@ from prefixgate.gateway.metrics import (
 )
 from prefixgate.gateway.prompt_encoder import PromptEncoder
 from prefixgate.gateway.quota import Quotas
-from prefixgate.gateway.router import PrefixRouter, RoutingConstants
+from prefixgate.gateway.router import PrefixRouter
 from prefixgate.gateway.service import GatewayService
 from prefixgate.gateway.settings_watch import SettingsWatch
 from prefixgate.gateway.tenants import LOCAL_TENANT
@@ -72,9 +73,7 @@ class GatewayServer:
         ``quota_clock`` tells the seconds by which quotas fill.
         """
         gateway = settings.gateway
-        self._authenticator = Authenticator(
-            settings.tenants, local_allowed=parse_address(gateway.listen).is_local
-        )
+        self._authenticator = Authenticator(settings.tenants, local_allowed=parse_address(gateway.listen).is_local)
         self._quotas = Quotas(
             settings.limits,
             _own_limits(settings.tenants),
@@ -86,7 +85,7 @@ class GatewayServer:
         self._health = Health(SERVICE_NAME)
         self._fleet = Fleet(
             Membership(gateway.workers),
-            PrefixRouter(hasher, RoutingConstants()),
+            PrefixRouter(hasher, settings.routing),
             hash_key_fingerprint=hasher.fingerprint,
             gateway_name=f"{socket.gethostname()}:{os.getpid()}"[:128],
             on_change=self._set_health,
@@ -101,6 +100,7 @@ class GatewayServer:
                 LONGEST_WAIT: lambda: self._live.longest_wait_seconds,
                 RENDERED: time.time,
                 WORKER_READY: lambda: self._fleet.is_ready,
+                **fleet_readings(self._fleet),
             },
         )
         self._threads = EncodingThreads(min(_MAX_ENCODING_THREADS, os.cpu_count() or 1))
