@@ -22,10 +22,9 @@ from prefixgate.gateway.client.requests import (
     tokenize_request,
     warm_request,
 )
-from prefixgate.gateway.client.terms import DEFAULT_ADDRESS, Terms
+from prefixgate.gateway.client.terms import CLIENT_CHANNEL_OPTIONS, DEFAULT_ADDRESS, Terms
 from prefixgate.gateway.client.tls import Tls
 from prefixgate.proto import gateway_pb2, gateway_pb2_grpc
-from prefixgate.proto.transport import CHANNEL_OPTIONS
 
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
@@ -53,9 +52,9 @@ class AsyncClient:
         """
         self._terms = Terms(api_key, timeout, retry)
         self._channel = (
-            grpc.aio.insecure_channel(address, CHANNEL_OPTIONS)
+            grpc.aio.insecure_channel(address, CLIENT_CHANNEL_OPTIONS)
             if tls is None
-            else grpc.aio.secure_channel(address, tls.credentials(), CHANNEL_OPTIONS)
+            else grpc.aio.secure_channel(address, tls.credentials(), CLIENT_CHANNEL_OPTIONS)
         )
         self._stub: gateway_pb2_grpc.GatewayAsyncStub = gateway_pb2_grpc.GatewayStub(self._channel)
 

@@ -21,10 +21,9 @@ from prefixgate.gateway.client.requests import (
     warm_request,
 )
 from prefixgate.gateway.client.stream import AnswerStream, WarmStream
-from prefixgate.gateway.client.terms import DEFAULT_ADDRESS, Terms
+from prefixgate.gateway.client.terms import CLIENT_CHANNEL_OPTIONS, DEFAULT_ADDRESS, Terms
 from prefixgate.gateway.client.tls import Tls
 from prefixgate.proto import gateway_pb2, gateway_pb2_grpc
-from prefixgate.proto.transport import CHANNEL_OPTIONS
 
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
@@ -52,9 +51,9 @@ class Client:
         """
         self._terms = Terms(api_key, timeout, retry)
         self._channel = (
-            grpc.insecure_channel(address, CHANNEL_OPTIONS)
+            grpc.insecure_channel(address, CLIENT_CHANNEL_OPTIONS)
             if tls is None
-            else grpc.secure_channel(address, tls.credentials(), CHANNEL_OPTIONS)
+            else grpc.secure_channel(address, tls.credentials(), CLIENT_CHANNEL_OPTIONS)
         )
         self._stub = gateway_pb2_grpc.GatewayStub(self._channel)
 

@@ -1,9 +1,19 @@
 """On which terms a client calls: who it is, how long it waits, and how often it tries."""
 
 from prefixgate.gateway.client.attempts import Attempts, RetryPolicy
+from prefixgate.proto.transport import CHANNEL_OPTIONS
 
 DEFAULT_ADDRESS = "127.0.0.1:8050"
 """Where `prefixgate serve` listens by default."""
+
+# A gateway that restarts is found again within the waits between attempts; gRPC's own patience begins with a second,
+# and until it tries again every call fails at once.
+_RECONNECT_MS = {"initial": 100, "min": 100, "max": 5000}
+CLIENT_CHANNEL_OPTIONS = (
+    *CHANNEL_OPTIONS,
+    *((f"grpc.{name}_reconnect_backoff_ms", milliseconds) for name, milliseconds in _RECONNECT_MS.items()),
+)
+"""For the channels of both clients."""
 
 
 class Terms:

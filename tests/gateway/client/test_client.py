@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -32,6 +33,7 @@ from prefixgate.gateway.tokenizer import ModelTokenizer
 from prefixgate.proto import generation_pb2
 from tests.gateway import sample_tokenizers
 from tests.gateway.client.callers import EAGER, Caller, calling
+from tests.gateway.commands.scripted_gateway import saying, scripted
 from tests.gateway.fake_worker import LENGTH, STOP, FakeCall
 from tests.gateway.rig import rig, run, tenants
 
@@ -312,7 +314,7 @@ def test_tokenize_and_stats(kind: Kind) -> None:
     run(test())
 
 
-def test_nobody_there(kind: Kind, tmp_path: Any) -> None:
+def test_nobody_there(kind: Kind, tmp_path: Path) -> None:
     async def test() -> None:
         client = kind(f"unix:{tmp_path}/nothing.sock", retry=RetryPolicy(attempts=1))
         caller = Caller(client)
@@ -320,6 +322,26 @@ def test_nobody_there(kind: Kind, tmp_path: Any) -> None:
             await caller.do(client.stats)
         assert caught.value.request_id == ""
         await caller.do(client.close)
+
+    run(test())
+
+
+def test_a_gateway_that_comes_late_is_found(kind: Kind, tmp_path: Path) -> None:
+    socket = f"unix:{tmp_path}/gateway.sock"
+    policy = RetryPolicy(attempts=1000, first_seconds=0.01, max_seconds=0.1)
+
+    async def test() -> None:
+        caller = Caller(kind(socket, retry=policy))
+        # Its first attempt fails before anything listens.
+        first = Caller(kind(socket, retry=RetryPolicy(attempts=1)))
+        with pytest.raises(UnavailableError):
+            await first.do(first.client.stats)
+        answer = asyncio.create_task(caller.do(caller.client.generate("hi").result))
+        with scripted(socket) as gateway:
+            gateway.script = saying("here")
+            assert (await answer).text == "here"
+        await caller.do(caller.client.close)
+        await first.do(first.client.close)
 
     run(test())
 
