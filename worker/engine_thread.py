@@ -28,6 +28,8 @@ class EngineThread:
         self._engine = engine
         self._on_failure = on_failure
         self._idle_seconds = idle_seconds
+        self._checked_tokens = -1
+        """Tokens that were computed when the invariants were last checked."""
         self._last_word: End | None = None
         # A daemon: a step that hangs in the model must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -53,16 +55,21 @@ class EngineThread:
                     self._rest()
             self._engine.questions.refuse_all(self._last_word)
             self._engine.end_all(self._last_word)
-        except Exception:
+        except BaseException:  # whatever it is: nobody else would tell the calls
             logger.critical("The engine failed; every call ends", exc_info=True)
             self._abandon()
             self._on_failure()
 
     def _rest(self) -> None:
         inbox = self._engine.inbox
-        if not inbox.wait(self._idle_seconds):
+        if inbox.wait(self._idle_seconds):
+            return
+        # Once after each spell of work: a worker that is only asked how it stands would else check for ever.
+        computed = self._engine.report().computed_tokens
+        if computed != self._checked_tokens:
+            self._checked_tokens = computed
             self._engine.check_integrity()
-            inbox.wait(self._engine.seconds_to_expiry())
+        inbox.wait(self._engine.seconds_to_expiry())
 
     def _abandon(self) -> None:
         """End whatever is live, after closing the inbox, so that no call can slip in behind."""

@@ -11,7 +11,7 @@ from prefixgate.worker.engine_thread import ENGINE_FAILED, EngineThread
 from prefixgate.worker.request import End, RefusedError
 from tests.worker.driver import Driver, solo, words
 
-HANG_SECONDS = 30.0
+HANG_SECONDS = 60.0
 LAST_WORD = End(StatusCode.UNAVAILABLE, "the worker is shutting down")
 
 
@@ -34,6 +34,32 @@ def test_an_engine_that_idled_from_the_start_serves_the_first_call() -> None:
     assert call.outputs == solo(words(20), 5)
     thread.stop(LAST_WORD)
     assert thread.join(HANG_SECONDS)
+
+
+def test_the_invariants_are_checked_once_after_each_spell_of_work() -> None:
+    driver = Driver()
+    checks = threading.Semaphore(0)
+    count = 0
+    check = driver.engine.check_integrity
+
+    def counting() -> None:
+        nonlocal count
+        check()
+        count += 1
+        checks.release()
+
+    driver.engine.check_integrity = counting  # type: ignore[method-assign]
+    thread = EngineThread(driver.engine, lambda: None, idle_seconds=0.0)
+    thread.start()
+    assert checks.acquire(timeout=HANG_SECONDS)
+    for _ in range(20):
+        # Answered by a step that computes nothing, after which the engine rests again.
+        driver.engine.questions.ask("acme", lambda _: None).result(HANG_SECONDS)
+    driver.submit(words(20), 5)
+    assert checks.acquire(timeout=HANG_SECONDS)
+    thread.stop(LAST_WORD)
+    assert thread.join(HANG_SECONDS)
+    assert count == 2
 
 
 def test_stopping_ends_live_calls_with_the_last_word_and_takes_no_more() -> None:
@@ -87,7 +113,7 @@ def failing(method: Callable[..., object], after: int, *, late: bool) -> Callabl
 @pytest.mark.parametrize("late", [False, True], ids=["before", "amid"])
 @pytest.mark.parametrize("after", [0, 2])
 @pytest.mark.parametrize(
-    "name", ["leader", "demand", "admit", "writable", "run_plan", "publish", "fork", "release", "stats"]
+    "name", ["leader", "demand", "admit", "writable", "run_plan", "publish", "fork", "release", "stats", "expire"]
 )
 def test_a_fault_of_the_cache_ends_every_call_once_and_tells_the_process(name: str, after: int, late: bool) -> None:
     driver = Driver(num_blocks=40, max_running=4, max_batch_tokens=32)
@@ -123,6 +149,21 @@ def test_a_fault_of_the_cache_while_the_engine_is_stopped_leaves_no_call_without
     assert failed.is_set()
     # The first was let go of in order; at the second the cache failed, and it was told already why it ends.
     assert [call.end for call in calls] == [LAST_WORD, LAST_WORD, ENGINE_FAILED, ENGINE_FAILED]
+
+
+def test_even_what_is_no_ordinary_exception_leaves_no_call_without_an_end() -> None:
+    driver = Driver()
+
+    def leave(*_: object) -> None:
+        raise SystemExit(3)
+
+    driver.runner.storage.poison = leave  # type: ignore[method-assign, assignment]
+    call = driver.submit(words(20))
+    failed = threading.Event()
+    thread = EngineThread(driver.engine, failed.set)
+    thread.start()
+    assert failed.wait(HANG_SECONDS)
+    assert call.end == ENGINE_FAILED
 
 
 def test_a_call_that_comes_while_the_engine_dies_is_ended_or_refused() -> None:
