@@ -11,9 +11,9 @@ class Candidate(NamedTuple):
     worker: str
     """Its address, by which all else here knows it."""
     calls: int
-    """This gateway's calls in its hands."""
+    """Calls in its hands, other gateways' included as far as it has told of them."""
     pending: PendingPrompts
-    """Those of them that wait for their first tokens. Only to be read."""
+    """This gateway's that wait for their first tokens. Only to be read."""
 
 
 class Choice(NamedTuple):

@@ -14,6 +14,7 @@ from prefixgate.gateway.membership import Membership
 from prefixgate.gateway.router import PrefixRouter
 from prefixgate.gateway.served_model import ServedModel
 from prefixgate.gateway.worker_client import Connection, Probe, WorkerClient
+from prefixgate.gateway.worker_events import WorkerEvents
 from prefixgate.gateway.worker_link import WorkerLink
 
 logger = logging.getLogger(__name__)
@@ -116,9 +117,11 @@ class Fleet:
             self._changed.set()
 
     def _join(self, address: str, tasks: asyncio.TaskGroup) -> None:
+        events = WorkerEvents(address, self._router, self._changed.set)
         client = WorkerClient(
             address,
             self._common,
+            events,
             hash_key_fingerprint=self._fingerprint,
             gateway_name=self._gateway_name,
             on_change=self._changed.set,
@@ -126,7 +129,7 @@ class Fleet:
             probe=self._probe,
         )
         observe = partial(self._router.observe, address)
-        self._members[address] = Member(client, observe, self._changed.set)
+        self._members[address] = Member(client, events, observe, self._changed.set)
         self._tasks[address] = tasks.create_task(client.run())
 
     async def _follow_changes(self) -> None:
@@ -134,6 +137,8 @@ class Fleet:
         while True:
             await self._changed.wait()
             self._changed.clear()
+            for member in self.members():
+                member.renew()
             self._part()
             self._rescue()
             if self.is_ready != told:

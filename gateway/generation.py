@@ -14,7 +14,7 @@ from prefixgate.gateway.member import Placement
 from prefixgate.gateway.metrics import GatewayMetrics
 from prefixgate.gateway.prompt_encoder import PromptEncoder
 from prefixgate.gateway.served_model import ServedModel
-from prefixgate.gateway.validation import Limits, check_request, complete_sampling, num_outputs
+from prefixgate.gateway.validation import check_request, complete_sampling, num_outputs
 from prefixgate.proto import gateway_pb2, generation_pb2, worker_pb2
 
 logger = logging.getLogger(__name__)
@@ -37,12 +37,10 @@ class Generator:
         fleet: Fleet,
         encoder: PromptEncoder,
         metrics: GatewayMetrics,
-        limits: Limits,
     ) -> None:
         self._fleet = fleet
         self._encoder = encoder
         self._metrics = metrics
-        self._limits = limits
 
     async def run(
         self, request: gateway_pb2.GenerateRequest, call: Call, time_remaining: Callable[[], float | None]
@@ -53,11 +51,13 @@ class Generator:
         CallError; what ends without ``completion`` has always raised.
         """
         model = self._fleet.model
-        check_request(request, model.description, self._limits)
+        check_request(request, model.description, call.charge.limits)
         token_ids = await self._encoder.encode(request, model)
         failed: set[str] = set()
         while True:
             submit = self._submission(request, call, model.description, token_ids, time_remaining())
+            if not failed:
+                call.charge.reserve(len(token_ids), submit.n * submit.sampling.max_tokens)
             with self._place(call.tenant, submit, model, token_ids, failed) as placement:
                 attempt = Attempt(request, submit, call, placement, self._metrics)
                 try:
@@ -113,7 +113,7 @@ class Generator:
         submit = worker_pb2.Submit(
             tenant=call.tenant,
             request_id=call.request_id,
-            sampling=complete_sampling(request, len(token_ids), description, self._limits),
+            sampling=complete_sampling(request, len(token_ids), description, call.charge.limits),
             token_ids=token_ids,
             n=num_outputs(request),
             cache=request.cache,

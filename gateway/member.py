@@ -8,6 +8,7 @@ from prefixgate.gateway.candidate import Candidate
 from prefixgate.gateway.circuit_breaker import CircuitBreaker
 from prefixgate.gateway.pending_prompts import PendingPrompts
 from prefixgate.gateway.worker_client import Connection, WorkerClient
+from prefixgate.gateway.worker_events import WorkerEvents
 from prefixgate.proto import generation_pb2
 
 
@@ -48,13 +49,21 @@ class Member:
     """What is kept of a worker beside the connection to it. Totals count from when it joined."""
 
     def __init__(
-        self, client: WorkerClient, observe: Callable[[int, float], None], on_idle: Callable[[], None]
+        self,
+        client: WorkerClient,
+        events: WorkerEvents,
+        observe: Callable[[int, float], None],
+        on_idle: Callable[[], None],
     ) -> None:
         """``observe`` is told the tokens that a call's prompt took, and the time; ``on_idle`` when no call is left."""
         self.client = client
+        self.events = events
         self.observe = observe
         self._on_idle = on_idle
         self.circuit = CircuitBreaker()
+        self._connection: Connection | None = None
+        """The one that the circuit is of."""
+        self._was_responsive = True
         self.is_leaving = False
         """Whether it is no longer named: its calls end there, and no new ones come."""
         self.num_calls = 0
@@ -73,16 +82,28 @@ class Member:
     @property
     def is_open(self) -> bool:
         """Whether calls can be sent to it at all."""
-        return self.client.is_ready and not self.is_leaving
+        return self.client.is_ready and not (self.is_leaving or self.events.load.draining)
 
     @property
     def is_well(self) -> bool:
         """Whether there is no reason to prefer others."""
         return self.is_open and self.client.is_responsive and self.circuit.allows
 
+    def renew(self) -> None:
+        """Take note of what has changed at the connection.
+
+        What was learned of a worker is forgotten where another life of it is connected now.
+        """
+        was_responsive, self._was_responsive = self._was_responsive, self.client.is_responsive
+        self.num_ejections += was_responsive and not self._was_responsive
+        if self.client.is_ready and self.client.connection is not self._connection:
+            self._connection, self.circuit = self.client.connection, CircuitBreaker()
+
     def candidate(self) -> Candidate:
         """Stand for election."""
-        return Candidate(self.address, self.num_calls, self.pending)
+        load = self.events.load
+        # What it says of all gateways' calls is a moment old; what this one has sent it since is not in it.
+        return Candidate(self.address, max(self.num_calls, load.running + load.waiting), self.pending)
 
     @contextmanager
     def place(self, pending_tokens: int, *, is_retry: bool) -> Iterator[Placement]:

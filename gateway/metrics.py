@@ -140,7 +140,48 @@ LONGEST_WAIT = Metric(
     "seconds",
 )
 WORKER_READY = Metric(
-    "prefixgate_gateway_worker_ready", "gauge", "1 while the stream to the worker is open, else 0.", (), "flag"
+    "prefixgate_gateway_worker_ready", "gauge", "1 while there is a worker that takes calls, else 0.", (), "flag"
+)
+WORKER_UP = Metric(
+    "prefixgate_gateway_worker_up",
+    "gauge",
+    "1 while calls go to the worker as to any other: connected, answering, not draining, not left alone for faults.",
+    ("worker",),
+    "flag",
+)
+WORKER_LIVE_CALLS = Metric(
+    "prefixgate_gateway_worker_live_calls", "gauge", "This gateway's calls in the worker's hands.", ("worker",), "calls"
+)
+WORKER_CALLS = Metric(
+    "prefixgate_gateway_worker_calls_total", "counter", "Calls that were sent to the worker.", ("worker",), "calls"
+)
+WORKER_RETRIED_CALLS = Metric(
+    "prefixgate_gateway_worker_retried_calls_total",
+    "counter",
+    "Of these, calls that another worker had dropped before it answered.",
+    ("worker",),
+    "calls",
+)
+WORKER_EJECTIONS = Metric(
+    "prefixgate_gateway_worker_ejections_total",
+    "counter",
+    "Times that the worker was left alone, for calls that failed in a row or because it did not answer.",
+    ("worker",),
+    "ejections",
+)
+WORKER_KNOWN_BLOCKS = Metric(
+    "prefixgate_gateway_worker_known_blocks",
+    "gauge",
+    "Cached blocks that the worker has told of, by which calls are sent to it.",
+    ("worker",),
+    "blocks",
+)
+WORKER_RESYNCS = Metric(
+    "prefixgate_gateway_worker_resyncs_total",
+    "counter",
+    "Times that the picture of the worker's cache was dropped and taken anew while the worker lived on.",
+    ("worker",),
+    "resyncs",
 )
 RENDERED = Metric(
     "prefixgate_gateway_rendered_timestamp_seconds",
@@ -175,30 +216,37 @@ METRICS: tuple[Metric, ...] = (
     WAITING_CALLS,
     LONGEST_WAIT,
     WORKER_READY,
+    WORKER_UP,
+    WORKER_LIVE_CALLS,
+    WORKER_CALLS,
+    WORKER_RETRIED_CALLS,
+    WORKER_EJECTIONS,
+    WORKER_KNOWN_BLOCKS,
+    WORKER_RESYNCS,
     RENDERED,
     METRICS_ERRORS,
 )
 
 
-Gauges = Mapping[Metric, Callable[[], "float | Samples"]]
-"""How to read the gauges: one value, or those of each series."""
+Readings = Mapping[Metric, Callable[[], "float | Samples"]]
+"""How to read what is not counted here, all gauges among it: one value, or those of each series."""
 
 
 class GatewayMetrics:
     """The metrics of one gateway: counted on its event loop, read on other threads."""
 
-    def __init__(self, tenants: Iterable[str], gauges: Gauges) -> None:
-        """``gauges`` reads each gauge's value when a page is made, on another thread.
+    def __init__(self, tenants: Iterable[str], readings: Readings) -> None:
+        """``readings`` are taken when a page is made, on another thread.
 
         Tenants beyond the first ``MAX_TENANT_LABELS`` count as ``other``.
         """
         self._tenants = frozenset(itertools.islice(tenants, MAX_TENANT_LABELS))
-        self._gauges = gauges
+        self._readings = readings
         self._values: dict[Metric, dict[tuple[str, ...], Value]] = {
             # What has no labels is there from the beginning, as zero.
             metric: {} if metric.labels else {(): _zero(metric)}
             for metric in METRICS
-            if metric.kind != "gauge"
+            if metric not in readings
         }
 
     def count(self, metric: Metric, *labels: str, amount: float = 1) -> None:
@@ -227,8 +275,8 @@ class GatewayMetrics:
     def families(self) -> Iterator[Family]:
         """Read all metrics, in the order of the table."""
         for metric in METRICS:
-            if metric.kind == "gauge":
-                value = self._gauges[metric]()
+            if metric in self._readings:
+                value = self._readings[metric]()
                 samples: Samples = value if isinstance(value, Mapping) else {(): value}
             else:
                 # The copy is made in one go, whatever is counted meanwhile.

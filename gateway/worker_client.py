@@ -11,6 +11,7 @@ from prefixgate.gateway.backoff import Backoff
 from prefixgate.gateway.common_model import CommonModel
 from prefixgate.gateway.errors import NoWorkerError
 from prefixgate.gateway.served_model import ServedModel, WorkerRefusedError
+from prefixgate.gateway.worker_events import WorkerEvents
 from prefixgate.gateway.worker_link import WorkerLink
 from prefixgate.gateway.worker_session import WorkerSession
 from prefixgate.proto import worker_pb2, worker_pb2_grpc
@@ -49,6 +50,7 @@ class WorkerClient:
         self,
         address: str,
         common: CommonModel,
+        events: WorkerEvents,
         *,
         hash_key_fingerprint: bytes,
         gateway_name: str,
@@ -57,9 +59,13 @@ class WorkerClient:
         backoff: Backoff = Backoff(),  # noqa: B008  # immutable
         probe: Probe = Probe(),  # noqa: B008  # immutable
     ) -> None:
-        """``common`` says whether the worker may serve. ``on_change`` is called whenever a property has changed."""
+        """``common`` says whether the worker may serve, and ``events`` is told what it says of itself.
+
+        ``on_change`` is called whenever a property has changed.
+        """
         self.address = address
         self._common = common
+        self._events = events
         self._fingerprint = hash_key_fingerprint
         self._gateway_name = gateway_name
         self._on_change = on_change
@@ -133,13 +139,18 @@ class WorkerClient:
             # Nothing may come between: a call that is submitted to a session that never runs would never end.
             session = WorkerSession(stub.Session(), hello)
             self._connection = Connection(model, session, stub)
-            probing = asyncio.create_task(self._keep_probing(stub))
+            beside = [
+                asyncio.create_task(self._keep_probing(stub)),
+                asyncio.create_task(self._events.run(stub, description.incarnation)),
+            ]
             try:
                 self._on_change()
                 return await session.run()
             finally:
                 self._connection, self._misses = None, 0
-                probing.cancel()
+                for task in beside:
+                    task.cancel()
+                self._events.forget()
                 self._on_change()
 
     async def _keep_probing(self, stub: "worker_pb2_grpc.WorkerAsyncStub") -> None:

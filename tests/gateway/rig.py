@@ -2,7 +2,8 @@
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Coroutine, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -108,15 +109,19 @@ def http_get(url: str) -> tuple[int, str]:
 
 @asynccontextmanager
 async def gateway(
-    worker_address: str, *, tenant_settings: Mapping[str, TenantSettings] | None = None, **settings: Any
+    *worker_addresses: str,
+    tenant_settings: Mapping[str, TenantSettings] | None = None,
+    quota_clock: Callable[[], float] = time.monotonic,
+    **settings: Any,
 ) -> AsyncIterator[GatewayServer]:
     """Run a gateway on free loopback ports. ``settings`` are keys of [gateway] and of [limits]."""
     limits = {name: settings.pop(name) for name in _LIMITS & settings.keys()}
     fresh = {"listen": "127.0.0.1:0", "http": "127.0.0.1:0", "metrics_seconds": 0.0}
-    values = {**fresh, "workers": (worker_address,), **settings}
+    values = {**fresh, "workers": worker_addresses, **settings}
     server = GatewayServer(
         Settings(gateway=GatewaySettings(**values), limits=LimitSettings(**limits), tenants=tenant_settings or {}),
         BlockHasher(HASH_KEY),
+        quota_clock=quota_clock,
     )
     await server.start()
     try:
@@ -126,23 +131,34 @@ async def gateway(
 
 
 @asynccontextmanager
-async def gateway_client(server: GatewayServer) -> AsyncIterator[Client]:
-    """Connect to a gateway."""
-    async with grpc.aio.insecure_channel(str(server.address), options=CHANNEL_OPTIONS) as channel:
+async def gateway_client(
+    server: GatewayServer, credentials: grpc.ChannelCredentials | None = None
+) -> AsyncIterator[Client]:
+    """Connect to a gateway, on a connection of its own."""
+    options = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
+    channel = (
+        grpc.aio.secure_channel(str(server.address), credentials, options)
+        if credentials is not None
+        else grpc.aio.insecure_channel(str(server.address), options)
+    )
+    async with channel:
         yield Client(server, channel, gateway_pb2_grpc.GatewayStub(channel))
 
 
 @asynccontextmanager
 async def rig(
-    worker: FakeWorker | None = None, *, tenant_settings: Mapping[str, TenantSettings] | None = None, **settings: Any
+    worker: FakeWorker | None = None, *, credentials: grpc.ChannelCredentials | None = None, **settings: Any
 ) -> AsyncIterator[Rig]:
-    """Run everything, and wait until the gateway has found its worker."""
+    """Run everything, and wait until the gateway has found its worker.
+
+    ``credentials`` are the client's; ``settings`` are those of ``gateway``.
+    """
     worker = worker or FakeWorker()
     with tempfile.TemporaryDirectory() as folder:
         async with (
             serving(worker, Path(folder) / "worker.sock") as address,
-            gateway(address, tenant_settings=tenant_settings, **settings) as server,
-            gateway_client(server) as client,
+            gateway(address, **settings) as server,
+            gateway_client(server, credentials) as client,
         ):
             session = await worker.sessions.get()
             yield Rig(server, client.channel, client.stub, worker, session)

@@ -12,7 +12,7 @@ TEXTS = [(ROOT / name).read_text() for name in ("docs/metrics.md", "README.md")]
 PAGE = read_page()
 UNITS = {
     *("blocks", "calls", "checks", "collisions", "ejections", "errors", "misses", "outputs"),
-    *("pins", "preemptions", "resyncs", "seconds", "sequences", "steps", "tokens", "violations"),
+    *("pins", "preemptions", "refusals", "resyncs", "seconds", "sequences", "steps", "tokens", "violations"),
 }
 NAMED_OTHERWISE = {
     "prefixgate_gateway_worker_ready": "flag",
