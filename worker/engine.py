@@ -314,7 +314,7 @@ class Engine:
 
     def _conclude(self, request: Request, end: End) -> None:
         request.state = RequestState.ENDED
-        for _ in range(request.num_unfinished):
+        for _ in range(0 if request.prefill_only else request.num_unfinished):
             self._observe(self._observations.output_ended, "error" if end.code is StatusCode.INTERNAL else "abort")
         self._outbox.of(request).end = end
         self._observe(self._observations.call_ended, end)

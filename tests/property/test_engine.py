@@ -49,6 +49,8 @@ def alone(token_ids: tuple[int, ...], sampling: SamplingParams, n: int, tenant: 
 class EngineMachine(RuleBasedStateMachine):
     """Submits, cancels, lets time pass and steps, in any order."""
 
+    pin_limit = 0
+
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[Call] = []
@@ -84,6 +86,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_waiting=max_waiting,
             options=OPTIONS,
             shares=floors,
+            pin_limit=self.pin_limit,
             weights=weights,
         )
 
@@ -201,16 +204,20 @@ class EngineMachine(RuleBasedStateMachine):
         self.balances()
         self.driver.assert_idle()
 
+    @property
+    def num_received(self) -> int:
+        return len(self.calls)
+
     def balances(self) -> None:
         """Every call that came has ended, in the counters too."""
         counts, report = self.driver.observations, self.driver.engine.report()
-        assert counts.calls_received == sum(counts.calls_ended.values()) == len(self.calls)
+        assert counts.calls_received == sum(counts.calls_ended.values()) == self.num_received
         assert set(self.refusals) <= {StatusCode.INVALID_ARGUMENT, StatusCode.RESOURCE_EXHAUSTED}
         assert sum(counts.outputs_ended.values()) == sum(call.request.n for call in self.calls)
         assert sum(counts.generated_tokens.values()) == sum(call.usage.completion_tokens for call in self.calls)
         assert max(self.driver.runner.tokens_per_step, default=0) <= self.driver.limits.max_batch_tokens
         assert report.computed_tokens == sum(self.driver.runner.tokens_per_step)
-        assert counts.preemptions == sum(call.request.preemptions for call in self.calls)
+        assert counts.preemptions == sum(request.preemptions for request in self.driver.calls)
         first_tokens = sum(1 for call in self.calls if call.outputs)
         assert counts.first_token_seconds.cumulative()[0][-1][1] == first_tokens
 
