@@ -8,8 +8,9 @@ from grpc import StatusCode
 
 from prefixgate.cache.accounts import TenantShare
 from prefixgate.cache.admission import CacheMode
+from prefixgate.cache.hashing import CacheScope
 from prefixgate.worker.request import RequestState, SamplingParams
-from tests.worker.driver import Call, Driver, solo, words
+from tests.worker.driver import MODEL, Call, Driver, solo, words
 
 RANDOM = SamplingParams(60, temperature=1.0, seed=5)
 
@@ -222,4 +223,19 @@ def test_a_full_pool_with_a_cancel_in_every_step_hurts_no_survivor(scaled: Calla
     for call in calls:
         heard = call.outputs.get(0, [])
         assert heard == solo(call.request.token_ids, 80, tenant=call.request.scope.tenant)[0][: len(heard)]
+    driver.assert_idle()
+
+
+def test_a_call_whose_tenants_pins_leave_it_too_little_ends_with_all_its_outputs() -> None:
+    driver = Driver(num_blocks=40, shares={"acme": TenantShare(cap=8)}, pin_limit=8)
+    driver.ask(words(64), 1)
+    pin = driver.cache.pin(CacheScope("acme", MODEL), words(64), expires_at=1e9)
+    sampling = SamplingParams(40, temperature=1.0, seed=1)
+    call, other = (driver.submit(words(8, 7), n=2, sampling=sampling, tenant=tenant) for tenant in ("acme", "bolt"))
+    driver.run()
+    assert call.code is StatusCode.RESOURCE_EXHAUSTED
+    assert [len(call.outputs[index]) for index in range(2)] == [25, 25], "up to the last slot of four blocks"
+    assert other.outputs == solo(words(8, 7), n=2, sampling=sampling, tenant="bolt")
+    driver.cache.unpin("acme", pin.pin_id)
+    assert driver.ask(words(8, 7), n=2, sampling=sampling).code is StatusCode.OK
     driver.assert_idle()

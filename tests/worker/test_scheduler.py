@@ -110,6 +110,24 @@ def test_an_idle_pool_that_does_not_admit_the_first_call_is_a_fault_and_nothing_
         subject.schedule()
 
 
+def test_what_was_planned_for_a_call_that_gives_way_is_taken_back_and_not_charged() -> None:
+    subject = scheduler(num_blocks=5)
+    elder, younger = request(16, 0, max_tokens=60), request(20, 1, max_tokens=60)
+    for call in (elder, younger):
+        subject.add(call)
+    computed, plan = 0, StepPlan(0)
+    while not plan.preempted:
+        plan = subject.schedule()
+        computed += sum(counts(plan))
+        compute(plan)
+    # The elder needs its third block, while the younger has room in its own and so comes first in the plan.
+    assert len(elder.sequences[0].token_ids) == 32 + 2
+    assert plan.preempted == [younger]
+    assert [(chunk.request, chunk.num_tokens) for chunk in plan.chunks] == [(elder, 1)]
+    assert plan.budget == subject.limits.max_batch_tokens - 1
+    assert subject.fair.clock("acme") == computed
+
+
 class TestPins:
     """A tenant's pins count against its cap, and can outlast any call."""
 
