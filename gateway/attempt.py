@@ -60,7 +60,7 @@ class Attempt:
                 self._end = event.end
             if deltas or event.prompt_logprobs:
                 return gateway_pb2.GenerateResponse(deltas=deltas, prompt_logprobs=event.prompt_logprobs)
-        record_usage(self._metrics, self._call, self._end)
+        record_usage(self._metrics, self._call, self._placement.choice, self._end)
         self._check_end(self._end)
         self.has_ended = True
         return gateway_pb2.GenerateResponse(completion=_completion(self._end, self._call, self._description))

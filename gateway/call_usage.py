@@ -3,14 +3,24 @@
 import grpc
 
 from prefixgate.gateway import metrics as table
+from prefixgate.gateway.candidate import Choice
 from prefixgate.gateway.live_calls import Call
 from prefixgate.gateway.metrics import GatewayMetrics
 from prefixgate.proto import worker_pb2
 
 
-def record_usage(metrics: GatewayMetrics, call: Call, end: worker_pb2.CallEnd) -> None:
-    """Count the prompt of a call that a worker ended, and charge it if it ended well."""
+def record_usage(metrics: GatewayMetrics, call: Call, choice: Choice, end: worker_pb2.CallEnd) -> None:
+    """Count the prompt of a call that a worker ended, and charge it if it ended well.
+
+    What was forecast of the prompt counts beside what came of it, all of it or none: of calls that ended well, and of
+    those that failed after their first token. Of others nobody knows what the cache would have delivered.
+    """
     usage = end.usage
+    if choice.queried_tokens and (end.code == grpc.StatusCode.OK.value[0] or usage.completion_tokens):
+        metrics.count(table.QUERIED_TOKENS, call.tenant, amount=choice.queried_tokens)
+        metrics.count(table.REUSABLE_TOKENS, call.tenant, amount=choice.reusable_tokens)
+        metrics.count(table.PREDICTED_TOKENS, call.tenant, amount=choice.cached_tokens)
+        metrics.count(table.DELIVERED_TOKENS, call.tenant, amount=usage.cached_tokens)
     if end.code == grpc.StatusCode.OK.value[0]:
         call.charge.settle(usage.prompt_tokens - usage.cached_tokens, usage.completion_tokens)
     metrics.count(table.PROMPT_TOKENS, call.tenant, amount=usage.prompt_tokens)

@@ -20,7 +20,9 @@ class Choice(NamedTuple):
     """Where a call goes."""
 
     worker: str
-    cached_tokens: int = 0
-    """Tokens of the prompt that are expected in its cache."""
-    reusable_tokens: int = 0
-    """The most that are expected in any worker's cache, of those that cannot be chosen too. Never fewer."""
+    queried_tokens: int
+    """Tokens of the prompt; none where the call does not read the cache."""
+    reusable_tokens: int
+    """Of these, the most that are expected in any worker's cache, of those that cannot be chosen too."""
+    cached_tokens: int
+    """Of these, tokens that are expected in the chosen worker's cache."""

@@ -83,7 +83,7 @@ class Fleet:
         candidates = [member.candidate() for member in able if member.is_well] or [one.candidate() for one in able]
         choice = self._router.choose(scope, token_ids, candidates, reads_cache=reads_cache, keeps_blocks=keeps_blocks)
         pending = len(token_ids) - choice.cached_tokens
-        with self._members[choice.worker].place(pending, is_retry=bool(avoid)) as placement:
+        with self._members[choice.worker].place(choice, pending, is_retry=bool(avoid)) as placement:
             yield placement
 
     def has_others(self, avoid: Collection[str]) -> bool:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from prefixgate.gateway.candidate import Candidate
+from prefixgate.gateway.candidate import Candidate, Choice
 from prefixgate.gateway.circuit_breaker import CircuitBreaker
 from prefixgate.gateway.pending_prompts import PendingPrompts
 from prefixgate.gateway.worker_client import Connection, WorkerClient
@@ -15,8 +15,9 @@ from prefixgate.proto import generation_pb2
 class Placement:
     """A call's place at a worker, for as long as it lasts."""
 
-    def __init__(self, member: "Member", connection: Connection, pending_tokens: int) -> None:
+    def __init__(self, member: "Member", connection: Connection, choice: Choice, pending_tokens: int) -> None:
         self.worker = member.address
+        self.choice = choice
         self.connection = connection
         self._member = member
         self._is_answered = False
@@ -106,10 +107,13 @@ class Member:
         return Candidate(self.address, max(self.num_calls, load.running + load.waiting), self.pending)
 
     @contextmanager
-    def place(self, pending_tokens: int, *, is_retry: bool) -> Iterator[Placement]:
-        """Hold a place for a call. Every exit gives it back. Raises NoWorkerError."""
+    def place(self, choice: Choice, pending_tokens: int, *, is_retry: bool) -> Iterator[Placement]:
+        """Hold a place for a call that has so many tokens of its prompt to be computed here.
+
+        Every exit gives it back. Raises NoWorkerError.
+        """
         connection = self.client.connection
-        placement = Placement(self, connection, pending_tokens)
+        placement = Placement(self, connection, choice, pending_tokens)
         self.num_placed += 1
         self.num_retried += is_retry
         self.num_calls += 1

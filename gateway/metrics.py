@@ -82,6 +82,34 @@ CACHED_TOKENS = Metric(
     ("tenant", "source"),
     "tokens",
 )
+QUERIED_TOKENS = Metric(
+    "prefixgate_gateway_queried_tokens_total",
+    "counter",
+    "Prompt tokens that calls looked up in the cache: of those that ended well, or failed after their first token.",
+    ("tenant",),
+    "tokens",
+)
+REUSABLE_TOKENS = Metric(
+    "prefixgate_gateway_reusable_tokens_total",
+    "counter",
+    "Of these, tokens that some worker was known to hold, or to hold soon, when the call was placed.",
+    ("tenant",),
+    "tokens",
+)
+PREDICTED_TOKENS = Metric(
+    "prefixgate_gateway_predicted_tokens_total",
+    "counter",
+    "Of these, tokens that the worker which got the call was known to hold, or to hold soon.",
+    ("tenant",),
+    "tokens",
+)
+DELIVERED_TOKENS = Metric(
+    "prefixgate_gateway_delivered_tokens_total",
+    "counter",
+    "Of the tokens looked up, those that came from the worker's cache in the end.",
+    ("tenant",),
+    "tokens",
+)
 COMPLETION_TOKENS = Metric(
     "prefixgate_gateway_completion_tokens_total",
     "counter",
@@ -206,6 +234,10 @@ METRICS: tuple[Metric, ...] = (
     CHARGED_TOKENS,
     PROMPT_TOKENS,
     CACHED_TOKENS,
+    QUERIED_TOKENS,
+    REUSABLE_TOKENS,
+    PREDICTED_TOKENS,
+    DELIVERED_TOKENS,
     COMPLETION_TOKENS,
     OUTPUTS_FINISHED,
     FIRST_TOKEN,

@@ -116,7 +116,7 @@ class PrefixRouter:
             seconds = (chosen.pending.left(now, speed) + prompt_tokens - cached) / speed
             self._predictions.add(chosen.worker, hashes[prefix.held :], seconds + _EXPECT_SECONDS)
         reusable_tokens = min(reusable * self._hasher.block_size, prompt_tokens - 1)
-        return Choice(chosen.worker, cached, reusable_tokens)
+        return Choice(chosen.worker, prompt_tokens if reads_cache else 0, reusable_tokens, cached)
 
     def observe(self, worker: str, computed_tokens: int, seconds: float) -> None:
         """Learn from a call: how much of its prompt the worker computed, and the time from admission to first token."""

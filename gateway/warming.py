@@ -58,7 +58,7 @@ class Warmer:
                     if event.HasField("end"):
                         break
                 placement.answered()
-                record_usage(self._metrics, call, event.end)
+                record_usage(self._metrics, call, placement.choice, event.end)
                 if event.end.code != grpc.StatusCode.OK.value[0]:
                     raise worker_error(event.end.code, event.end.message, event.end.retry_seconds)
                 completion = gateway_pb2.Completion(

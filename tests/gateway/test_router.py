@@ -101,7 +101,7 @@ def test_the_call_goes(case: Case) -> None:
         fleet.calls[worker] = calls
     choice = fleet.choose(prompt)
     own = case.held[fleet.workers.index(case.chosen)]
-    assert choice == Choice(case.chosen, min(own, 1599), min(max(case.held), 1599))
+    assert choice == Choice(case.chosen, 1600, min(max(case.held), 1599), min(own, 1599))
 
 
 def test_a_full_pool_that_turns_over_faster_gives_way_to_one_with_room() -> None:
@@ -164,7 +164,7 @@ def test_who_is_no_candidate_is_not_chosen_but_known() -> None:
     fleet = Fleet()
     prompt = tokens(160)
     fleet.holds("w2", prompt)
-    assert fleet.choose(prompt, keeps_blocks=False) == Choice("w2", 159, 159)
+    assert fleet.choose(prompt, keeps_blocks=False) == Choice("w2", 160, 159, 159)
     choice = fleet.choose(prompt, ["w0", "w1"])
     assert choice.worker in {"w0", "w1"}
     assert (choice.cached_tokens, choice.reusable_tokens) == (0, 159)
@@ -175,7 +175,7 @@ def test_a_lost_worker_is_forgotten_with_what_was_expected_of_it() -> None:
     prompt = tokens(160)
     first = fleet.send(prompt)
     fleet.router.forget(first.worker)
-    assert fleet.choose(prompt, [first.worker]) == Choice(first.worker, 0, 0)
+    assert fleet.choose(prompt, [first.worker]) == Choice(first.worker, 160, 0, 0)
 
 
 def test_other_tenants_and_salts_find_nothing() -> None:
@@ -192,10 +192,10 @@ def test_a_call_that_does_not_read_the_cache_goes_by_load_alone() -> None:
     prompt = tokens(160)
     fleet.holds("w0", prompt)
     fleet.calls["w0"] = 1
-    assert fleet.choose(prompt, reads_cache=False, keeps_blocks=False) == Choice("w1", 0, 0)
+    assert fleet.choose(prompt, reads_cache=False, keeps_blocks=False) == Choice("w1", 0, 0, 0)
     # What it keeps is expected nevertheless, where it may keep something.
     fleet.calls["w1"] = 2
-    assert fleet.choose(prompt, ["w1"], reads_cache=False) == Choice("w1", 0, 0)
+    assert fleet.choose(prompt, ["w1"], reads_cache=False) == Choice("w1", 0, 0, 0)
     assert fleet.choose(prompt, ["w1"]).cached_tokens == 159
 
 
