@@ -88,3 +88,90 @@ def test_without_tenants_all_are_local_but_only_on_this_machine() -> None:
     with pytest.raises(SettingsError, match="tenants: none are configured"):
         Authenticator({}, local_allowed=False)
     assert Authenticator({"blue": TenantSettings((digest_api_key(b"k"),))}, local_allowed=False)
+
+
+def certificate(**names: bytes) -> dict[str, list[bytes]]:
+    """What gRPC tells of a verified client certificate."""
+    return {name: [value] for name, value in names.items()} | {"transport_security_type": [b"ssl"]}
+
+
+@pytest.fixture
+def mixed() -> Authenticator:
+    tenants = {
+        "blue": TenantSettings((digest_api_key(BLUE.encode()),), ("dns:blue.example", "subject:CN=blue,O=Example")),
+        "red": TenantSettings((), ("uri:spiffe://example/red", "email:red@example.com")),
+    }
+    return Authenticator(tenants, local_allowed=False)
+
+
+@pytest.mark.parametrize(
+    ("peer", "tenant"),
+    [
+        (certificate(peer_dns=b"blue.example"), "blue"),
+        (certificate(x509_subject=b"CN=blue,O=Example"), "blue"),
+        (certificate(peer_uri=b"spiffe://example/red"), "red"),
+        (certificate(peer_email=b"red@example.com", peer_dns=b"unlisted.example"), "red"),
+    ],
+)
+def test_a_listed_certificate_names_the_tenant(mixed: Authenticator, peer: dict[str, list[bytes]], tenant: str) -> None:
+    assert mixed.authenticate([], peer) == tenant
+
+
+@pytest.mark.parametrize(
+    "peer",
+    [
+        certificate(),
+        certificate(peer_dns=b"BLUE.example"),
+        certificate(peer_dns=b"a.blue.example"),
+        certificate(peer_dns=b"*.example"),
+        certificate(peer_uri=b"blue.example"),  # a listed name, of another kind
+        certificate(x509_common_name=b"blue"),
+        certificate(x509_subject=b"CN=blue,O=Example,C=AT"),
+        certificate(peer_dns=b"blue.example\xff"),
+    ],
+)
+def test_any_other_certificate_proves_nothing_and_leaves_it_to_the_key(
+    mixed: Authenticator, peer: dict[str, list[bytes]]
+) -> None:
+    with pytest.raises(UnauthenticatedError, match="no client certificate that is listed"):
+        mixed.authenticate([], peer)
+    assert mixed.authenticate([("authorization", f"Bearer {BLUE}")], peer) == "blue"
+
+
+def test_key_and_certificate_must_prove_the_same_tenant(mixed: Authenticator) -> None:
+    blue, red = certificate(peer_dns=b"blue.example"), certificate(peer_uri=b"spiffe://example/red")
+    header = [("authorization", f"Bearer {BLUE}")]
+    assert mixed.authenticate(header, blue) == "blue"
+    with pytest.raises(UnauthenticatedError, match="of different tenants"):
+        mixed.authenticate(header, red)
+    # A key that is sent counts, also a wrong one.
+    with pytest.raises(UnauthenticatedError, match="not known"):
+        mixed.authenticate([("authorization", "Bearer wrong")], blue)
+    both = {"peer_dns": [b"blue.example"], "peer_uri": [b"spiffe://example/red"]}
+    with pytest.raises(UnauthenticatedError, match="names of more than one tenant"):
+        mixed.authenticate([], both)
+    with pytest.raises(UnauthenticatedError, match="names of more than one tenant"):
+        mixed.authenticate(header, both)
+
+
+def test_keys_change_from_the_next_call_on_and_never_to_none_at_all(mixed: Authenticator) -> None:
+    header = [("authorization", f"Bearer {BLUE}")]
+    mixed.replace({"blue": TenantSettings((digest_api_key(b"new"), digest_api_key(b"newer")))})
+    with pytest.raises(UnauthenticatedError):
+        mixed.authenticate(header)
+    with pytest.raises(UnauthenticatedError):
+        mixed.authenticate([], certificate(peer_dns=b"blue.example"))
+    for key in ("new", "newer"):
+        assert mixed.authenticate([("authorization", f"Bearer {key}")]) == "blue"
+    with pytest.raises(SettingsError, match="none are left"):
+        mixed.replace({})
+    assert mixed.authenticate([("authorization", "Bearer new")]) == "blue"
+
+
+def test_a_gateway_without_tenants_can_come_to_have_some() -> None:
+    local = Authenticator({}, local_allowed=True)
+    local.replace({})
+    assert local.authenticate([]) == "local"
+    local.replace({"blue": TenantSettings((digest_api_key(BLUE.encode()),))})
+    with pytest.raises(UnauthenticatedError):
+        local.authenticate([])
