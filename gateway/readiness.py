@@ -1,6 +1,9 @@
 """Readiness: waits for a server to say that it serves."""
 
 import asyncio
+from http import HTTPStatus
+from http.client import HTTPException
+from urllib.request import urlopen
 
 import grpc.aio
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
@@ -8,8 +11,27 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from prefixgate.proto.transport import CHANNEL_OPTIONS
 
 _RETRY_MS = 250
+_ANSWER_SECONDS = 5.0
 # A server that is still starting is no reason to back off for minutes, which is gRPC's default.
 _EAGER = tuple((f"grpc.{name}_reconnect_backoff_ms", _RETRY_MS) for name in ("initial", "min", "max"))
+
+
+async def until_page_ready(http_address: str) -> None:
+    """Wait until the page /readyz at ``http_address`` says so.
+
+    For a server whose own port may ask for certificates that are not at hand here.
+    """
+    url = f"http://{http_address}/readyz"
+    while not await asyncio.to_thread(_answers, url):  # noqa: ASYNC110  # another process tells no event
+        await asyncio.sleep(_RETRY_MS / 1000)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urlopen(url, timeout=_ANSWER_SECONDS) as response:
+            return bool(response.status == HTTPStatus.OK)
+    except (OSError, HTTPException):  # a status that is no success among them
+        return False
 
 
 async def until_serving(address: str) -> None:

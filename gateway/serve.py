@@ -15,7 +15,7 @@ from prefixgate.config.address import Address, parse_address
 from prefixgate.config.flags import arguments_for, setting_keys
 from prefixgate.config.hash_key import HASH_KEY_VARIABLE, new_hash_key, read_hash_key
 from prefixgate.config.settings import Settings, load_settings
-from prefixgate.gateway.readiness import until_serving
+from prefixgate.gateway.readiness import until_page_ready, until_serving
 from prefixgate.gateway.supervisor import Part, Supervisor
 
 SERVE_SETTINGS = tuple(
@@ -32,7 +32,9 @@ _PROGRESS_SECONDS = 5.0
 
 
 def serve(config: Path | None, overrides: Mapping[str, str], say: Callable[[str], None]) -> int:
-    """Run both processes until a signal comes or one of them ends; returns the exit code.
+    """Run both processes until a signal comes or the gateway ends; returns the exit code.
+
+    A worker that ends is started again, once it has served.
 
     Progress is told to ``say`` line by line. Raises SettingsError before anything is started.
     """
@@ -45,7 +47,7 @@ def serve(config: Path | None, overrides: Mapping[str, str], say: Callable[[str]
         overrides = {**overrides, **_choose_ports(settings), "gateway.workers": link, "worker.listen": link}
         settings = load_settings(config, overrides)
         supervisor = Supervisor(_parts(settings, config, overrides), environment, say)
-        return supervisor.run(lambda: _announce(settings, say))
+        return supervisor.run(lambda: _announce(settings, supervisor, say))
 
 
 def _parts(settings: Settings, config: Path | None, overrides: Mapping[str, str]) -> list[Part]:
@@ -56,19 +58,31 @@ def _parts(settings: Settings, config: Path | None, overrides: Mapping[str, str]
     gateway = [*python, "prefixgate.gateway", "gateway", *file, *arguments_for(overrides, ["gateway", "limits"])]
     worker = [*python, "prefixgate.worker", *file, *arguments_for(overrides, ["worker", "cache"])]
     return [
-        Part("gateway", gateway, settings.gateway.drain_seconds + _GRACE_SECONDS),
-        Part("worker", worker, settings.worker.drain_seconds + _GRACE_SECONDS),
+        Part(
+            "gateway",
+            gateway,
+            settings.gateway.drain_seconds + _GRACE_SECONDS,
+            until_ready=lambda: until_page_ready(settings.gateway.http),
+        ),
+        # Its calls end with it, and the gateway says so; the next ones find it again when it is back.
+        Part(
+            "worker",
+            worker,
+            settings.worker.drain_seconds + _GRACE_SECONDS,
+            until_ready=lambda: until_serving(settings.worker.listen),
+            restarts=True,
+        ),
     ]
 
 
-async def _announce(settings: Settings, say: Callable[[str], None]) -> None:
+async def _announce(settings: Settings, supervisor: Supervisor, say: Callable[[str], None]) -> None:
     """Tell how the start goes, until the gateway serves."""
     started = time.monotonic()
     gateway = settings.gateway
     say(f"worker: loading {settings.worker.model}; metrics on http://{settings.worker.http}/metrics")
     say(f"gateway: listening on {gateway.listen}; metrics on http://{gateway.http}/metrics")
-    for name, address in (("worker", settings.worker.listen), ("gateway", gateway.listen)):
-        serving = asyncio.create_task(until_serving(address))
+    for name in ("worker", "gateway"):
+        serving = asyncio.create_task(supervisor.until_ready(name))
         try:
             while not (await asyncio.wait([serving], timeout=_PROGRESS_SECONDS))[0]:
                 say(f"{name}: not ready yet after {time.monotonic() - started:.0f} s")

@@ -1,4 +1,7 @@
 import asyncio
+import queue
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import grpc.aio
@@ -6,11 +9,11 @@ from grpc_health.v1 import health
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
-from prefixgate.gateway.readiness import until_serving
+from prefixgate.gateway.readiness import until_page_ready, until_serving
 from prefixgate.proto.transport import SERVER_OPTIONS
 
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
-GUARD_SECONDS = 30.0
+GUARD_SECONDS = 60.0
 
 
 class WatchedHealth(health.aio.HealthServicer):
@@ -73,5 +76,37 @@ def test_a_server_that_goes_away_is_waited_for_again(tmp_path: Path) -> None:
         second, _ = await start(address, SERVING)
         await ready
         await second.stop(None)
+
+    asyncio.run(asyncio.wait_for(scenario(), GUARD_SECONDS))
+
+
+def test_a_page_is_ready_when_it_says_so_and_not_before() -> None:
+    is_ready = threading.Event()
+    asked: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer = is_ready.is_set()
+            self.send_response(200 if answer else 503)
+            self.end_headers()
+            asked.put(self.path)
+
+        def log_message(self, *_: object) -> None:
+            """Nobody reads it."""
+
+    async def scenario() -> None:
+        # Bound and not listening yet: a port where nobody answers.
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Page, bind_and_activate=False)
+        server.server_bind()
+        ready = asyncio.create_task(until_page_ready(f"127.0.0.1:{server.server_port}"))
+        server.server_activate()
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        assert await asyncio.to_thread(asked.get, timeout=GUARD_SECONDS) == "/readyz"
+        assert not ready.done()
+        is_ready.set()
+        await ready
+        await asyncio.to_thread(server.shutdown)
+        server.server_close()
 
     asyncio.run(asyncio.wait_for(scenario(), GUARD_SECONDS))
