@@ -97,6 +97,8 @@ class Stream(Iterator[ItemT], Generic[MessageT, ItemT, WholeT]):
         if wait is None or self._closed.wait(wait):
             raise failure from error
         self._call = self._start(self._attempts.remaining())
+        if self._closed.is_set():  # by another thread, just now
+            self._call.cancel()
 
 
 class AnswerStream(Stream[gateway_pb2.GenerateResponse, Delta, Answer]):
