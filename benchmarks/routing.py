@@ -9,7 +9,7 @@ leaf-first LRU pool each (``fleet`` has the load model), from cold, by each cont
 - *round robin*: in turn;
 - *sticky*: by a hash of the conversation's number;
 - *first block*: by a consistent hash of the prompt's first block;
-- *longest match*: whoever holds most of the prompt, of equals the one with the fewest calls;
+- *longest match*: whoever holds most of the prompt or will soon, of equals the one with the least to compute;
 - *ours*: ``gateway/router.py`` with its index, hearing what pools store and evict;
 - *ours, deaf*: the same, hearing of no eviction.
 
@@ -120,20 +120,6 @@ class Ours:
         self._calls[worker] -= 1
 
 
-class LongestMatch(Ours):
-    """Knows what ours knows, and looks at hits alone."""
-
-    def choose(self, arrival: Arrival) -> int:
-        def rank(worker: int) -> tuple[int, int]:
-            prefix = self.router.index.prefix(self._names[worker], TENANT, arrival.names)
-            return -prefix.held, self._calls[worker]
-
-        worker = min(range(NUM_WORKERS), key=rank)
-        self._prompts[worker].append(self._pending[worker].add(0, arrival.at))
-        self._calls[worker] += 1
-        return worker
-
-
 @dataclass(frozen=True)
 class Cell:
     """One trace with pools of one size."""
@@ -152,11 +138,12 @@ class Cell:
 
 
 def contenders(settings: RoutingSettings) -> Mapping[str, Callable[[Trace], Contender]]:
+    hits_alone = replace(settings, miss_weight=1e9, eviction_weight=0, call_seconds=0)
     return {
         "round robin": lambda trace: RoundRobin(),
         "sticky": lambda trace: Sticky(),
         "first block": lambda trace: FirstBlock(),
-        "longest match": lambda trace: LongestMatch(trace, settings),
+        "longest match": lambda trace: Ours(trace, hits_alone),
         "ours": lambda trace: Ours(trace, settings),
         "ours, deaf": lambda trace: Ours(trace, settings, hears_evictions=False),
     }
