@@ -2,87 +2,27 @@
 nobody else had ever called.
 """
 
-import itertools
-import string
 from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import pytest
 
-from prefixgate.proto import gateway_pb2, gateway_pb2_grpc, generation_pb2
-from tests.integration.sidecar import Sidecar, credential, gateway_stub
-from tests.integration.waiting import HANG_SECONDS, until
+from prefixgate.proto import gateway_pb2, generation_pb2
+from tests.integration.sidecar import Sidecar
+from tests.integration.tenant import MAX_TOKENS, PROMPT_TOKENS, Tenant, new_prompt
+from tests.integration.waiting import until
 
-PROMPT_TOKENS, MAX_TOKENS = 100, 8
 WHOLE_BLOCKS = 96
 NOBODYS_PIN = f"{7:016x}"
 
-LETTERS = itertools.cycle(string.ascii_letters)
-FLOOD = itertools.count()
 
-
-class Tenant:
-    """A tenant at a gateway."""
+class Measured(Tenant):
+    """One whose calls' real cost is read from the worker."""
 
     def __init__(self, sidecar: Sidecar, channel: grpc.Channel, name: str) -> None:
+        super().__init__(channel, name)
         self._sidecar = sidecar
-        self._stub: gateway_pb2_grpc.GatewayStub = gateway_stub(channel)
-        self.name = name
-
-    def do(self, method: str, request: Any) -> Any:
-        """Make a call of any method; of a stream the messages are returned."""
-        answer = getattr(self._stub, method)(request, metadata=credential(self.name), timeout=HANG_SECONDS)
-        return list(answer) if method in ("Generate", "Warm") else answer
-
-    def refusal(self, method: str, request: Any) -> tuple[grpc.StatusCode, str]:
-        """Make a call that must fail, and tell how it does."""
-        with pytest.raises(grpc.RpcError) as refused:
-            self.do(method, request)
-        error: Any = refused.value  # also a grpc.Call, which the type hints hold to be impossible
-        return error.code(), error.details()
-
-    def generate(self, prompt: str, **cache: Any) -> generation_pb2.Usage:
-        request = gateway_pb2.GenerateRequest(
-            prompt=prompt,
-            sampling=generation_pb2.SamplingParams(max_tokens=MAX_TOKENS),
-            cache=generation_pb2.CacheControl(**cache),
-        )
-        usage: generation_pb2.Usage = self.do("Generate", request)[-1].completion.usage
-        return usage
-
-    def warm(self, prompt: str, **cache: Any) -> list[gateway_pb2.WarmResponse]:
-        request = gateway_pb2.WarmRequest(prompt=prompt, cache=generation_pb2.CacheControl(**cache))
-        messages: list[gateway_pb2.WarmResponse] = self.do("Warm", request)
-        return messages
-
-    def explain(self, prompt: str, salt: str = "") -> gateway_pb2.ExplainResponse:
-        answer: gateway_pb2.ExplainResponse = self.do("Explain", gateway_pb2.ExplainRequest(prompt=prompt, salt=salt))
-        return answer
-
-    def pin(self, prompt: str, seconds: float = 600.0, salt: str = "") -> gateway_pb2.PinnedPrefix:
-        request = gateway_pb2.PinRequest(prompt=prompt, ttl_seconds=seconds, salt=salt)
-        pin: gateway_pb2.PinnedPrefix = self.do("Pin", request).pin
-        return pin
-
-    def unpin(self, pin_id: str) -> None:
-        self.do("Unpin", gateway_pb2.UnpinRequest(pin_id=pin_id))
-
-    def pin_ids(self) -> list[str]:
-        return [pin.pin_id for pin in self.do("ListPins", gateway_pb2.ListPinsRequest()).pins]
-
-    def flush(self, **salt: str) -> gateway_pb2.FlushResponse:
-        answer: gateway_pb2.FlushResponse = self.do("Flush", gateway_pb2.FlushRequest(**salt))
-        return answer
-
-    def stats(self) -> gateway_pb2.TenantStats:
-        stats: gateway_pb2.TenantStats = self.do("Stats", gateway_pb2.StatsRequest()).tenant
-        return stats
-
-    def flood(self) -> None:
-        """Bring more prompts than the pool has room for, which have no token in common with any of ``new_prompt``."""
-        for _ in range(12):
-            self.generate(f"{next(FLOOD):06d}" + "1" * 494)
 
     def computed_by(self, method: str, prompt: str, **cache: Any) -> int:
         """Tell how many tokens the worker really computes for a call."""
@@ -94,19 +34,15 @@ class Tenant:
         return self._sidecar.until_idle()[1].total("prefixgate_worker_computed_tokens_total")
 
 
-Trio = tuple[Tenant, Tenant, Tenant]
-
-
-def new_prompt(tokens: int = PROMPT_TOKENS) -> str:
-    """Write a text that begins with another letter than those before it."""
-    return next(LETTERS) + "," * (tokens - 1)
+Trio = tuple[Measured, Measured, Measured]
 
 
 @pytest.fixture
 def trio(sidecar: Sidecar) -> Iterator[Trio]:
     """Acme, bolt and crux, who find nothing cached, and leave nothing."""
     with sidecar.channel() as channel:
-        tenants = (Tenant(sidecar, channel, "acme"), Tenant(sidecar, channel, "bolt"), Tenant(sidecar, channel, "crux"))
+        acme, bolt, crux = (Measured(sidecar, channel, name) for name in ("acme", "bolt", "crux"))
+        tenants = acme, bolt, crux
         for tenant in tenants:
             tenant.flush()
         yield tenants
