@@ -3,6 +3,7 @@
 It checks what it shows: the exit code is 0 only when every expectation holds.
 """
 
+import contextlib
 import re
 import signal
 import socket
@@ -20,8 +21,8 @@ from pathlib import Path
 import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
+from prefixgate.gateway.client import Client, Message, Usage
 from prefixgate.gateway.tenants import digest_api_key, new_api_key
-from prefixgate.proto import gateway_pb2, gateway_pb2_grpc, generation_pb2
 from prefixgate.proto.transport import CHANNEL_OPTIONS
 
 START_SECONDS = 1200
@@ -63,12 +64,6 @@ class Call:
     turns: tuple[Turn, ...]
     outputs: int = 1
 
-    @property
-    def chat(self) -> gateway_pb2.Chat:
-        return gateway_pb2.Chat(
-            messages=[gateway_pb2.ChatMessage(role=role, content=text) for role, text in self.turns]
-        )
-
 
 @dataclass(frozen=True)
 class Answer:
@@ -79,45 +74,37 @@ class Answer:
     """Token ids."""
     texts: tuple[str, ...]
     first_token_seconds: float
-    usage: generation_pb2.Usage
+    usage: Usage
 
 
-class Client:
-    """Calls the gateway with the tenants' keys."""
+class Clients:
+    """Calls the gateway, each tenant with its own key."""
 
-    def __init__(self, channel: grpc.Channel, keys: Mapping[str, str]) -> None:
-        self._stub = gateway_pb2_grpc.GatewayStub(channel)
-        self._keys = keys
+    def __init__(self, address: str, keys: Mapping[str, str]) -> None:
+        self._by_tenant = {name: Client(address, api_key=key, timeout=CALL_SECONDS) for name, key in keys.items()}
 
     def run(self, call: Call) -> Answer:
         """Make a streamed call, and note when its first token came."""
-        request = gateway_pb2.GenerateRequest(
-            chat=call.chat,
-            n=call.outputs,
-            sampling=generation_pb2.SamplingParams(max_tokens=32, temperature=0.8 if call.outputs > 1 else 0, seed=11),
-        )
-        texts, first_token_seconds, usage = [""] * call.outputs, 0.0, None
+        client, messages = self._by_tenant[call.tenant], [Message(*turn) for turn in call.turns]
         started = time.perf_counter()
-        for message in self._stub.Generate(request, metadata=self._credential(call.tenant), timeout=CALL_SECONDS):
-            for delta in message.deltas:
-                first_token_seconds = first_token_seconds or time.perf_counter() - started
-                texts[delta.index] += delta.text
-            if message.HasField("completion"):
-                usage = message.completion.usage
-        if usage is None:
-            raise RuntimeError(f"{call.title}: the stream ended without a terminal message")
-        tokens = self._stub.Tokenize(
-            gateway_pb2.TokenizeRequest(chat=call.chat), metadata=self._credential(call.tenant), timeout=CALL_SECONDS
+        stream = client.generate(
+            messages, n=call.outputs, max_tokens=32, temperature=0.8 if call.outputs > 1 else 0.0, seed=11
         )
-        return Answer(call, tuple(tokens.token_ids), tuple(texts), first_token_seconds, usage)
+        next(stream)
+        first_token_seconds = time.perf_counter() - started
+        answer = stream.result()
+        texts = tuple(output.text for output in answer.outputs)
+        return Answer(call, tuple(client.tokenize(messages)), texts, first_token_seconds, answer.usage)
 
     def block_size(self) -> int:
         """Ask how many tokens a block holds."""
-        stats = self._stub.Stats(gateway_pb2.StatsRequest(), metadata=self._credential(ATLAS), timeout=CALL_SECONDS)
-        return stats.pool.block_size
+        (worker,) = self._by_tenant[ATLAS].stats().workers
+        return worker.pool.block_size
 
-    def _credential(self, tenant: str) -> tuple[tuple[str, str], ...]:
-        return (("authorization", f"Bearer {self._keys[tenant]}"),)
+    def close(self) -> None:
+        """Close the connections."""
+        for client in self._by_tenant.values():
+            client.close()
 
 
 @dataclass(frozen=True)
@@ -136,12 +123,12 @@ class Session:
         return (self.cold, self.shared, self.shared_again, self.foreign, self.second_turn, self.samples)
 
 
-def run_calls(client: Client) -> Session:
+def run_calls(clients: Clients) -> Session:
     """Run the demo's calls one after another."""
 
     def ask(title: str, question: str, tenant: str = ATLAS, outputs: int = 1) -> Answer:
         say(f"  {title} ...")
-        return client.run(Call(title, tenant, (("system", SYSTEM), ("user", question)), outputs))
+        return clients.run(Call(title, tenant, (("system", SYSTEM), ("user", question)), outputs))
 
     cold = ask("cold call", "What is the capital of Italy?")
     shared = ask("same system prompt", "What is the capital of France?")
@@ -149,7 +136,7 @@ def run_calls(client: Client) -> Session:
     foreign = ask("another tenant, same text", "What is the capital of France?", BOREALIS)
     say("  second turn of the chat ...")
     turns = (*shared.call.turns, ("assistant", shared.texts[0]), ("user", "And what is the capital of Spain?"))
-    second_turn = client.run(Call("second turn of the chat", ATLAS, turns))
+    second_turn = clients.run(Call("second turn of the chat", ATLAS, turns))
     samples = ask("three samples of one prompt", "Which river flows through London?", outputs=3)
     return Session(cold, shared, shared_again, foreign, second_turn, samples)
 
@@ -299,13 +286,13 @@ def main() -> int:
         with (
             serving([f"--config={config}", *addresses]) as process,
             grpc.insecure_channel(listen, options=CHANNEL_OPTIONS) as channel,
+            contextlib.closing(Clients(listen, keys)) as clients,
         ):
             wait_until_ready(channel, process)
-            client = Client(channel, keys)
             say("\ncalls:")
-            session = run_calls(client)
+            session = run_calls(clients)
             show(session)
-            wrong = [*failures(session, client.block_size()), *show_metrics(gateway_http, worker_http)]
+            wrong = [*failures(session, clients.block_size()), *show_metrics(gateway_http, worker_http)]
             say("\nstopping")
     if process.returncode:
         wrong.append(f"prefixgate serve ended with exit code {process.returncode}")
