@@ -25,7 +25,6 @@ from prefixgate.gateway.call_limits import limits_of
 from prefixgate.gateway.encoding_threads import EncodingThreads
 from prefixgate.gateway.fleet import Fleet
 from prefixgate.gateway.fleet_readings import fleet_readings
-from prefixgate.gateway.fleet_readings import fleet_readings
 from prefixgate.gateway.generation import Generator
 from prefixgate.gateway.listening import listen
 from prefixgate.gateway.live_calls import BUSY_SECONDS, LiveCalls
@@ -101,7 +100,6 @@ class GatewayServer:
                 LONGEST_WAIT: lambda: self._live.longest_wait_seconds,
                 RENDERED: time.time,
                 WORKER_READY: lambda: self._fleet.is_ready,
-                **fleet_readings(self._fleet),
                 **fleet_readings(self._fleet),
             },
         )
