@@ -2,10 +2,10 @@
 
 import grpc
 import pytest
-from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untyped]
+from google.rpc.error_details_pb2 import QuotaFailure, RetryInfo  # type: ignore[import-untyped]
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
-from prefixgate.gateway.errors import CallError, DrainingError, NoWorkerError, status_of, worker_error
+from prefixgate.gateway.errors import CallError, DrainingError, NoWorkerError, QuotaError, status_of, worker_error
 from prefixgate.proto.fields import invalid
 from prefixgate.proto.transport import REQUEST_ID_KEY
 
@@ -56,3 +56,19 @@ def test_when_to_try_again_is_told_as_programs_read_it(seconds: float) -> None:
 def test_a_workers_unknown_code_is_internal() -> None:
     assert worker_error(99, "?").code is grpc.StatusCode.INTERNAL
     assert worker_error(8, "full").code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_a_used_up_quota_tells_programs_whose_it_is_and_when_to_try_again() -> None:
+    status = status_of(QuotaError("tenant acme", "tokens_per_minute", "5 of 4", 1.2341), "my-call")
+    assert status.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert status.message == "limits.tokens_per_minute of tenant acme: 5 of 4; try again in 1.234 s"
+    details = dict(status.metadata)["grpc-status-details-bin"]
+    assert isinstance(details, bytes)
+    failure, info = QuotaFailure(), RetryInfo()
+    first, second = Status.FromString(details).details
+    assert first.Unpack(failure)
+    assert second.Unpack(info)
+    assert [violation.subject for violation in failure.violations] == ["tenant acme"]
+    assert failure.violations[0].description == status.message
+    # Rounded up: whoever comes back then is not too early.
+    assert info.retry_delay.ToMilliseconds() == 1235
