@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 import grpc
 
 from prefixgate.gateway import metrics as table
-from prefixgate.gateway.call_usage import record_usage
-from prefixgate.gateway.errors import CallError, worker_error
+from prefixgate.gateway.call_end import check_end, completion, record_usage
+from prefixgate.gateway.errors import CallError
 from prefixgate.gateway.live_calls import Call
 from prefixgate.gateway.member import Placement
 from prefixgate.gateway.metrics import GatewayMetrics
@@ -15,9 +15,6 @@ from prefixgate.gateway.output_text import OutputText
 from prefixgate.gateway.stop import StopStrings
 from prefixgate.gateway.worker_call import WorkerCall
 from prefixgate.proto import gateway_pb2, generation_pb2, worker_pb2
-
-_WORKER_FAULTS = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)
-"""How a worker ends a call with which nothing is wrong."""
 
 
 class Attempt:
@@ -63,34 +60,19 @@ class Attempt:
         record_usage(self._metrics, self._call, self._placement.choice, self._end)
         self._check_end(self._end)
         self.has_ended = True
-        return gateway_pb2.GenerateResponse(completion=_completion(self._end, self._call, self._description))
+        return gateway_pb2.GenerateResponse(completion=completion(self._end, self._call, self._description))
 
     def close(self) -> None:
         """Have the worker give up what has not ended. Idempotent."""
         self._worker_call.close()
 
     def _check_end(self, end: worker_pb2.CallEnd) -> None:
-        if end.code != grpc.StatusCode.OK.value[0]:
-            error = worker_error(end.code, end.message, end.retry_seconds)
-            if error.code in _WORKER_FAULTS:
-                self._placement.failed()
-            raise error
+        check_end(end, self._placement)
         self._placement.ended(end.usage)
         unfinished = [output.index for output in self._outputs if not output.is_finished]
         if unfinished:
             message = f"the worker ended the call without an end of outputs {unfinished}"
             raise CallError(grpc.StatusCode.INTERNAL, message)
-
-
-def _completion(
-    end: worker_pb2.CallEnd, call: Call, description: worker_pb2.ModelDescription
-) -> gateway_pb2.Completion:
-    return gateway_pb2.Completion(
-        usage=end.usage,
-        request_id=call.request_id,
-        model=description.model,
-        incarnation=description.incarnation,
-    )
 
 
 def _deltas(

@@ -80,7 +80,10 @@ class CacheControl:
         if len(errors) < len(answers):
             return gateway_pb2.UnpinResponse()
         # One that cannot answer may hold it.
-        raise next((error for error in errors if error.code is not grpc.StatusCode.NOT_FOUND), errors[0])
+        missing = sum(error.code is not grpc.StatusCode.NOT_FOUND for error in errors) + self._workers.num_unreachable
+        if missing:
+            raise NoWorkerError(f"{missing} workers could not be reached, and may hold the pin; try again later")
+        raise errors[0]
 
     async def list_pins(self, request: gateway_pb2.ListPinsRequest, call: Call) -> gateway_pb2.ListPinsResponse:
         """List the pins of all workers."""

@@ -4,8 +4,8 @@ from collections.abc import AsyncGenerator, Callable
 
 import grpc
 
-from prefixgate.gateway.call_usage import record_usage
-from prefixgate.gateway.errors import CallError, worker_error
+from prefixgate.gateway.call_end import check_end, completion, record_usage
+from prefixgate.gateway.errors import CallError
 from prefixgate.gateway.fleet import Fleet
 from prefixgate.gateway.live_calls import Call
 from prefixgate.gateway.metrics import GatewayMetrics
@@ -57,17 +57,10 @@ class Warmer:
                         yield gateway_pb2.WarmResponse(progress=_progress(event.prefill, len(token_ids)))
                     if event.HasField("end"):
                         break
-                placement.answered()
                 record_usage(self._metrics, call, placement.choice, event.end)
-                if event.end.code != grpc.StatusCode.OK.value[0]:
-                    raise worker_error(event.end.code, event.end.message, event.end.retry_seconds)
-                completion = gateway_pb2.Completion(
-                    usage=event.end.usage,
-                    request_id=call.request_id,
-                    model=description.model,
-                    incarnation=description.incarnation,
-                )
-                yield gateway_pb2.WarmResponse(completion=completion)
+                check_end(event.end, placement)
+                placement.answered()
+                yield gateway_pb2.WarmResponse(completion=completion(event.end, call, description))
             finally:
                 worker_call.close()
 

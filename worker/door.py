@@ -27,7 +27,7 @@ class Door:
         if request.pin_seconds is not None and not self._cache.pins.limit:
             raise RefusedError(
                 StatusCode.INVALID_ARGUMENT,
-                "cache.ttl_seconds: must not be set, as cache.pin_share is 0 at this worker",
+                "cache.ttl_seconds: must not be set, as this worker allows no pins",
             )
         prompt, new, outputs = len(request.token_ids), request.sampling.max_tokens, request.n
         if outputs > self._limits.max_running:

@@ -234,7 +234,8 @@ class WorkerServer:
                 num_blocks,
                 self._hasher,
                 shares=shares,
-                pin_limit=int(num_blocks * self._settings.cache.pin_share),
+                # Where nothing can be found there is nothing to pin, and calls may have the whole pool.
+                pin_limit=0 if index is NullPrefixIndex else int(num_blocks * self._settings.cache.pin_share),
                 index=index,
                 policy=policy,
             )

@@ -144,6 +144,11 @@ def test_a_pin_is_ended_whoever_holds_it_and_not_there_only_if_all_say_so(
     assert [stub.asked for stub in stubs] == [[("Unpin", worker_pb2.UnpinCommand(tenant="acme", pin_id="a"))]] * 2
 
 
+def test_a_pin_may_be_at_a_worker_that_cannot_be_asked() -> None:
+    with pytest.raises(NoWorkerError, match="1 workers could not be reached, and may hold the pin"):
+        run(control(Worker(Unpin=status(NOT_FOUND)), num_unreachable=1).unpin(UNPIN, call()))
+
+
 def test_the_pins_of_all_workers_are_listed_by_their_time() -> None:
     stubs = [Worker(ListPins=pinned(10.0, 30.0)), Worker(ListPins=pinned(20.0))]
     assert run(control(*stubs).list_pins(gateway_pb2.ListPinsRequest(), call())) == pinned(10.0, 20.0, 30.0)

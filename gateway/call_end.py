@@ -1,12 +1,17 @@
-"""What a worker says that a call has cost, counted and charged once."""
+"""What is made of a worker's end of a call: its cost, its error, or the completion that the client gets."""
 
 import grpc
 
 from prefixgate.gateway import metrics as table
 from prefixgate.gateway.candidate import Choice
+from prefixgate.gateway.errors import worker_error
 from prefixgate.gateway.live_calls import Call
+from prefixgate.gateway.member import Placement
 from prefixgate.gateway.metrics import GatewayMetrics
-from prefixgate.proto import worker_pb2
+from prefixgate.proto import gateway_pb2, worker_pb2
+
+_WORKER_FAULTS = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)
+"""How a worker ends a call with which nothing is wrong."""
 
 
 def record_usage(metrics: GatewayMetrics, call: Call, choice: Choice, end: worker_pb2.CallEnd) -> None:
@@ -26,3 +31,22 @@ def record_usage(metrics: GatewayMetrics, call: Call, choice: Choice, end: worke
     metrics.count(table.PROMPT_TOKENS, call.tenant, amount=usage.prompt_tokens)
     for source in ("block_hit", "partial_copy", "claimed_tail"):
         metrics.count(table.CACHED_TOKENS, call.tenant, source, amount=getattr(usage, f"{source}_tokens"))
+
+
+def check_end(end: worker_pb2.CallEnd, placement: Placement) -> None:
+    """Note whether the worker is at fault. Raises CallError for a call that it did not end well."""
+    if end.code != grpc.StatusCode.OK.value[0]:
+        error = worker_error(end.code, end.message, end.retry_seconds)
+        if error.code in _WORKER_FAULTS:
+            placement.failed()
+        raise error
+
+
+def completion(end: worker_pb2.CallEnd, call: Call, description: worker_pb2.ModelDescription) -> gateway_pb2.Completion:
+    """Make the client's terminal message of a call that went well."""
+    return gateway_pb2.Completion(
+        usage=end.usage,
+        request_id=call.request_id,
+        model=description.model,
+        incarnation=description.incarnation,
+    )
