@@ -48,7 +48,7 @@ def measure(num_workers: int, blocks: int, tokens: int) -> dict[str, float]:
     hashes = [hasher.hash_tokens(SCOPE, prompt) for prompt in prompts]
     tracemalloc.start()
     for number, name in enumerate(names):
-        # As they come off the wire: bytes of their own. Every other worker holds the first prompt, the others the second.
+        # As they come off the wire: bytes of their own. Half of the workers hold the first prompt, half the second.
         held = {BlockHash(choice.randbytes(16)) for _ in range(blocks - tokens // BLOCK_SIZE)}
         held.update(BlockHash(bytes(bytearray(one))) for one in hashes[number % 2])
         router.index.snapshot(name, "life", 0, {SCOPE.tenant: held})
