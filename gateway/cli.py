@@ -146,9 +146,9 @@ exit code is 1.
         _worker,
         "run a worker alone: one model, one device, one pool",
         """\
-Runs the process that owns a model and its pool of blocks. It serves gateways, not applications: whoever reaches its
-address can act for any tenant, so keep it on a Unix socket or a private network. Gateway and worker need the same hash
-key (hash_key_file, or the variable PREFIXGATE_HASH_KEY).
+Runs the process that owns a model and its pool of blocks. It serves gateways, not applications: whoever proves to have
+its hash key can act for any tenant. Gateway and worker need the same one (hash_key_file, or the variable
+PREFIXGATE_HASH_KEY); between machines use TLS too (worker.tls_cert, tls_key, tls_client_ca).
 """,
     ),
     Command(
