@@ -114,7 +114,8 @@ class Generator:
             tenant=call.tenant,
             request_id=call.request_id,
             sampling=complete_sampling(request, len(token_ids), description, call.charge.limits),
-            token_ids=token_ids,
+            # From message to message, ids are copied as a whole and not one by one.
+            token_ids=request.token_ids.ids or token_ids,
             n=num_outputs(request),
             cache=request.cache,
         )

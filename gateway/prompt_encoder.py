@@ -45,7 +45,7 @@ class PromptEncoder:
             case _:
                 assert not isinstance(request, gateway_pb2.TokenizeRequest)
                 # All that follows goes through them faster than through the message.
-                return list(request.token_ids.ids)
+                return request.token_ids.ids[:]
         self._metrics.observe(ENCODING, seconds=time.monotonic() - started)
         return ids
 

@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixgate.worker.observations import FIRST_TOKEN_BUCKETS, GAP_BUCKETS, Histogram
+from prefixgate.proto.exposition import Histogram
+from prefixgate.worker.observations import FIRST_TOKEN_BUCKETS, GAP_BUCKETS
 
 
 @given(st.lists(st.floats(0, 1e4)))
