@@ -137,8 +137,9 @@ COMMANDS = (
         """\
 Runs a gateway and its worker as two processes joined by a private Unix socket, with a fresh hash key between them.
 Clients call gateway.listen; both processes serve Prometheus metrics. Ctrl-C or SIGTERM lets live calls finish, the
-gateway first; a second one ends everything at once. When one process ends by itself the other is stopped too, and the
-exit code is 1.
+gateway first; a second one ends everything at once. A worker that dies is started again, after a pause that grows when
+it keeps dying. When the gateway ends by itself, or the worker before it has ever served, the other is stopped too, and
+the exit code is 1.
 """,
     ),
     Command(

@@ -1,20 +1,22 @@
-"""Supervision: starts a few processes that belong together, and ends them together and in order."""
+"""Supervision: starts a few processes that belong together, starts again what dies, and ends them in order."""
 
 import asyncio
-import ctypes
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from prefixgate.gateway.backoff import Backoff
+from prefixgate.gateway.child_process import ChildProcess, ending
+
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_PR_SET_PDEATHSIG = 1
 
 _HURRY_SECONDS = 3.0
 """What a part gets after a second signal, to end its calls with a status. Killed, it would only reset connections."""
+
+RESTART = Backoff(first=0.5, longest=30.0)
+_STEADY_SECONDS = 60.0
+"""A part that has run so long begins anew with the pauses before its next start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,74 +27,136 @@ class Part:
     command: Sequence[str]
     stop_seconds: float
     """How long it may take to end after SIGTERM before it is killed."""
+    until_ready: Callable[[], Coroutine[Any, Any, None]] | None = None
+    """Returns when it serves; None for a part of which nobody can tell."""
+    restarts: bool = False
+    """Whether it is started again when it ends by itself, once it has served: one that never got so far would fail
+    again for the same reason."""
+
+
+class _Running:
+    """A part and the process that it has now."""
+
+    def __init__(self, part: Part, process: ChildProcess) -> None:
+        self.part = part
+        self.process = process
+        self.was_ready = asyncio.Event()
+        self.num_failures = 0
+        """Ends in a row, each soon after the start."""
+        self.next: asyncio.Task[None] | None = None
+        """Its next start, while it is down and waits for that."""
 
 
 class Supervisor:
-    """Runs its parts until a signal comes or one of them ends; then all of them end.
+    """Runs its parts until a signal comes or one of them ends that is not started again; then all of them end.
 
     They are stopped in the order given, each only when the one before is gone, so that who depends on others stands
     first. A second signal has them end at once, in the same order: each is asked again, and gets a few seconds to tell
-    whoever still calls it. Nothing is restarted.
+    whoever still calls it.
     """
 
     def __init__(self, parts: Sequence[Part], environment: Mapping[str, str], say: Callable[[str], None]) -> None:
         self._parts = parts
         self._environment = environment
         self._say = say
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._exits: list[asyncio.Task[int]] = []
+        self._running: list[_Running] = []
+        self._watches: set[asyncio.Task[None]] = set()
 
     def run(self, watch: Callable[[], Coroutine[Any, Any, None]]) -> int:
         """Start the parts and block until all have ended.
 
         ``watch`` runs beside them, from when all are started until they end or it is done. Returns 0 after an orderly
-        stop, 128 and the signal's number after a second signal, else 1. Call it from the main thread, before any other
-        thread is started.
+        stop, 128 and the signal's number after a second signal, else 1. Call it from the main thread.
         """
         return asyncio.run(self._run(watch))
+
+    async def until_ready(self, name: str) -> None:
+        """Wait until a part has served for the first time. For ``watch``."""
+        await next(running for running in self._running if running.part.name == name).was_ready.wait()
 
     async def _run(self, watch: Callable[[], Coroutine[Any, Any, None]]) -> int:
         signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
         for number in _STOP_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
         try:
-            self._start()
-            self._exits = [asyncio.create_task(asyncio.to_thread(process.wait)) for process in self._processes]
+            for part in self._parts:
+                running = _Running(part, ChildProcess(part.command, self._environment))
+                self._running.append(running)
+                self._watch_start(running)
             code = await self._until_end(signals, asyncio.create_task(watch()))
+            for task in [*self._watches, *(running.next for running in self._running if running.next)]:
+                task.cancel()
             return await self._end(signals, code)
         finally:
-            self._kill()
-
-    def _start(self) -> None:
-        for part in self._parts:
-            # A group of its own keeps the terminal's Ctrl-C from reaching it directly: the order of stopping is ours.
-            process = subprocess.Popen(
-                part.command,
-                stdin=subprocess.DEVNULL,
-                env=self._environment,
-                process_group=0,
-                preexec_fn=_dies_with_its_parent(),
-            )
-            self._processes.append(process)
+            for running in self._running:
+                running.process.kill()
+                running.process.wait()
 
     async def _until_end(self, signals: "asyncio.Queue[signal.Signals]", watching: "asyncio.Task[None]") -> int:
-        """Wait for the first signal or the first part to end. Returns the exit code if all goes well from here."""
+        """Wait for a signal, or for a part to end for good. Returns the exit code if all goes well from here."""
         asked = asyncio.create_task(signals.get())
-        pending: set[asyncio.Task[Any]] = {asked, watching, *self._exits}
-        done: set[asyncio.Task[Any]] = set()
-        while not done or (done == {watching} and watching.exception() is None):
-            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-        watching.cancel()
-        if asked in done:
-            self._say(f"{asked.result().name}: stopping; a second signal ends everything at once")
-            return 0
-        asked.cancel()
-        for part, ended in zip(self._parts, self._exits, strict=True):
-            if ended in done:
-                self._say(f"{part.name} ended by itself ({_ending(ended.result())}); stopping the rest")
-        if watching in done:
-            watching.result()
-        return 1
+        try:
+            while True:
+                live = [running.next or running.process.ended for running in self._running]
+                beside = [] if watching.done() else [watching]
+                await asyncio.wait({asked, *beside, *live}, return_when=asyncio.FIRST_COMPLETED)
+                if asked.done():
+                    self._say(f"{asked.result().name}: stopping; a second signal ends everything at once")
+                    return 0
+                if watching.done():
+                    watching.result()
+                # Each of them, so that all that have ended are told of.
+                lasting = [self._look_after(running) for running in self._running]
+                if not all(lasting):
+                    return 1
+        finally:
+            asked.cancel()
+            watching.cancel()
+
+    def _look_after(self, running: _Running) -> bool:
+        """Have a part that has ended started again. Returns False where that is not to be."""
+        if running.next is not None:
+            if running.next.done():
+                running.next.result()
+                running.next = None
+            return True
+        if not running.process.ended.done():
+            return True
+        name, how = running.part.name, ending(running.process.ended.result())
+        if not (running.part.restarts and running.was_ready.is_set()):
+            self._say(f"{name} ended by itself ({how}); stopping the rest")
+            return False
+        if asyncio.get_running_loop().time() - running.process.started_at > _STEADY_SECONDS:
+            running.num_failures = 0
+        pause = RESTART.delay(running.num_failures)
+        running.num_failures += 1
+        self._say(f"{name} ended by itself ({how}); starting it again in {pause:.1f} s")
+        running.next = asyncio.create_task(self._start_again(running, pause))
+        return True
+
+    async def _start_again(self, running: _Running, pause: float) -> None:
+        await asyncio.sleep(pause)
+        running.process = ChildProcess(running.part.command, self._environment)
+        self._watch_start(running)
+
+    def _watch_start(self, running: _Running) -> None:
+        if running.part.until_ready is not None:
+            task = asyncio.create_task(self._tell_when_ready(running, running.part.until_ready()))
+            self._watches.add(task)
+            task.add_done_callback(self._watches.discard)
+
+    async def _tell_when_ready(self, running: _Running, ready: Coroutine[Any, Any, None]) -> None:
+        process, waiting = running.process, asyncio.create_task(ready)
+        try:
+            await asyncio.wait({waiting, process.ended}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+        if not waiting.done() or process.ended.done():
+            return
+        if running.was_ready.is_set():
+            seconds = asyncio.get_running_loop().time() - process.started_at
+            self._say(f"{running.part.name}: ready again after {seconds:.1f} s")
+        running.was_ready.set()
 
     async def _end(self, signals: "asyncio.Queue[signal.Signals]", code: int) -> int:
         stopping = asyncio.create_task(self._stop_in_order())
@@ -108,55 +172,29 @@ class Supervisor:
 
     async def _hurry(self) -> None:
         """Ask each part twice, in order, for those that were not asked yet as well, and kill what does not end then."""
-        for process, ended in zip(self._processes, self._exits, strict=True):
-            if ended.done():
+        for process in (running.process for running in self._running):
+            if process.ended.done():
                 continue
             # Two different signals, since of two equal ones that come together only one is seen.
             for number in (signal.SIGTERM, signal.SIGINT):
                 process.send_signal(number)
-            await asyncio.wait([ended], timeout=_HURRY_SECONDS)
+            await asyncio.wait([process.ended], timeout=_HURRY_SECONDS)
             process.kill()
 
     async def _stop_in_order(self) -> bool:
         """Stop all parts. Returns whether each ended well."""
         well = True
-        for part, process, ended in zip(self._parts, self._processes, self._exits, strict=True):
-            if ended.done():
+        for part, process in ((running.part, running.process) for running in self._running):
+            if process.ended.done():
                 continue
-            process.terminate()
-            await asyncio.wait([ended], timeout=part.stop_seconds)
-            if not ended.done():
+            process.send_signal(signal.SIGTERM)
+            await asyncio.wait([process.ended], timeout=part.stop_seconds)
+            if not process.ended.done():
                 self._say(f"{part.name} did not end within {part.stop_seconds:g} s and is killed")
                 process.kill()
-            status = await ended
+            status = await process.ended
             # Its end by our own signal means that it was not yet far enough to handle it.
             if status not in (0, -signal.SIGTERM):
-                self._say(f"{part.name} did not end well ({_ending(status)})")
+                self._say(f"{part.name} did not end well ({ending(status)})")
                 well = False
         return well
-
-    def _kill(self) -> None:
-        for process in self._processes:
-            process.kill()
-            process.wait()
-
-
-def _ending(status: int) -> str:
-    return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
-
-
-def _dies_with_its_parent() -> Callable[[], None] | None:
-    """Make what a child runs before its program, so that it is told to stop if this process is killed.
-
-    Linux alone can do this; elsewhere the child is left running.
-    """
-    if sys.platform != "linux":
-        return None
-    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
-
-    def ask_for_signal() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return ask_for_signal

@@ -123,7 +123,7 @@ def test_a_call_that_a_worker_drops_before_it_has_answered_goes_to_another(tmp_p
             if how == "refusal":
                 await call.end(UNAVAILABLE, "the worker is shutting down")
             else:
-                f.sessions[index].close(*([grpc.StatusCode.INTERNAL, "dead"] if how == "status" else []))
+                f.sessions[index].close(grpc.StatusCode.INTERNAL if how == "status" else grpc.StatusCode.OK, "dead")
             again = await f.sessions[1 - index].calls.get()
             call.submit.call_id = again.submit.call_id
             assert again.submit == call.submit
@@ -143,7 +143,8 @@ def test_a_call_that_has_begun_to_answer_is_never_sent_again(tmp_path: Path) -> 
             stream = f.client.stub.Generate(prompt("hi"))
             index, call = await f.next_call()
             await call.send((0, [64]))
-            assert (await stream.read()).deltas[0].text == "a"
+            first: Any = await stream.read()
+            assert first.deltas[0].text == "a"
             f.sessions[index].close(grpc.StatusCode.INTERNAL, "dead")
             assert await code_of(stream.read()) is UNAVAILABLE
             assert f.is_idle()

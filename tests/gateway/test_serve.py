@@ -28,7 +28,7 @@ def test_live_calls_finish_when_all_is_asked_to_stop(tmp_path: Path) -> None:
         assert "SIGTERM: stopping; a second signal ends everything at once" in served.lines
 
 
-def test_the_key_is_secret_and_all_ends_when_the_worker_does(tmp_path: Path) -> None:
+def test_the_key_is_secret_and_all_ends_when_the_gateway_does(tmp_path: Path) -> None:
     with Served(tmp_path, "--model", "witness", "--blocks", "64") as served:
         served.wait_until_ready()
         gateway, worker = served.child("gateway"), served.child("worker")
@@ -41,10 +41,10 @@ def test_the_key_is_secret_and_all_ends_when_the_worker_does(tmp_path: Path) -> 
         directory = Path(link).parent
         assert directory.stat().st_mode & 0o777 == 0o700
 
-        worker.kill()
+        gateway.kill()
         assert served.finish() == 1
-        assert "worker ended by itself (signal SIGKILL); stopping the rest" in served.lines
-        assert not gateway.is_running()
+        assert "gateway ended by itself (signal SIGKILL); stopping the rest" in served.lines
+        assert not worker.is_running()
         assert not directory.exists()
 
 

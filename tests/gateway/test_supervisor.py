@@ -1,18 +1,20 @@
 """The supervisor, run as a program of its own over small real processes, and sent real signals."""
 
 import os
+import re
 import select
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import IO
 
 import pytest
 
 # Its parts are Python programs given as arguments.
 SUPERVISE = """
-import os, sys
+import asyncio, os, pathlib, sys
 from prefixgate.gateway.supervisor import Part, Supervisor
 
 def say(line):
@@ -20,10 +22,24 @@ def say(line):
 
 async def watch():
     say("watching")
+    if any(part.restarts for part in parts):
+        await supervisor.until_ready(parts[-1].name)
+        say(f"{parts[-1].name}: ready")
 
-parts = [Part(f"part{i}", [sys.executable, "-c", program], 20.0 if "stubborn" not in program else 0.2)
-         for i, program in enumerate(sys.argv[1:])]
-sys.exit(Supervisor(parts, os.environ, say).run(watch))
+async def until(path):
+    # It is ready when the file is there.
+    while not path.exists():
+        await asyncio.sleep(0.01)
+
+def part(i, program):
+    # A program can say by which file it is known to be ready; it is started again then.
+    path = next((pathlib.Path(line[8:]) for line in program.splitlines() if line.startswith("# ready ")), None)
+    return Part(f"part{i}", [sys.executable, "-c", program], 20.0 if "stubborn" not in program else 0.2,
+                (lambda: until(path)) if path else None, restarts=path is not None)
+
+parts = [part(i, program) for i, program in enumerate(sys.argv[1:])]
+supervisor = Supervisor(parts, os.environ, say)
+sys.exit(supervisor.run(watch))
 """
 
 # Parts tell what happens to them on their standard output, which they have from the supervisor. All write by os.write:
@@ -152,6 +168,61 @@ def test_when_one_part_ends_the_other_is_stopped_and_the_exit_code_is_not_zero(
     assert supervised.finish() == 1
     assert f"part1 ended by itself ({how}); stopping the rest" in supervised.lines
     assert not any("did not end well" in line for line in supervised.lines)
+
+
+DYING = """
+# ready {ready}
+import os, pathlib
+lives = pathlib.Path("{lives}")
+lives.write_text(lives.read_text() + "x" if lives.exists() else "x")
+os.write(1, b"{name} lives\\n")
+if "{ready}":
+    pathlib.Path("{ready}").touch()
+if len(lives.read_text()) <= {deaths}:
+    import time
+    while not pathlib.Path("{told}").exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_part_that_dies_after_it_has_served_is_started_again_and_the_rest_live_on(
+    supervise: Callable[..., Supervised], tmp_path: Path
+) -> None:
+    ready, told = tmp_path / "ready", tmp_path / "told"
+    dying = DYING.format(name="second", ready=ready, lives=tmp_path / "lives", deaths=2, told=told) + waiting("second")
+    supervised = supervise(waiting("first"), dying)
+    supervised.read_until("first is", "second lives", "watching", "part1: ready")
+    told.touch()
+    for _ in range(2):
+        (said,) = supervised.read_until("part1 ended by itself")
+        assert re.fullmatch(r"part1 ended by itself \(signal SIGKILL\); starting it again in [0-9.]+ s", said)
+    # Its last life, which lasts.
+    supervised.read_until("second is", "part1: ready again after")
+    supervised.process.terminate()
+    assert supervised.finish() == 0
+    assert [line for line in supervised.lines if line.endswith("stops")] == ["first stops", "second stops"]
+
+
+def test_a_part_that_never_served_is_not_started_again(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    program = f"# ready {tmp_path}/never\nraise SystemExit(3)"
+    supervised = supervise(waiting("first"), program)
+    assert supervised.finish() == 1
+    assert "part1 ended by itself (exit code 3); stopping the rest" in supervised.lines
+
+
+def test_told_to_stop_while_a_part_is_down_it_does_not_start_it_again(
+    supervise: Callable[..., Supervised], tmp_path: Path
+) -> None:
+    ready, told = tmp_path / "ready", tmp_path / "told"
+    dying = DYING.format(name="second", ready=ready, lives=tmp_path / "lives", deaths=1, told=told) + waiting("second")
+    supervised = supervise(waiting("first"), dying)
+    supervised.read_until("first is", "part1: ready")
+    told.touch()
+    supervised.read_until("part1 ended by itself")
+    supervised.process.terminate()
+    assert supervised.finish() == 0
+    assert "first stops" in supervised.lines
 
 
 def test_a_part_that_ignores_the_signal_is_killed_in_the_end(supervise: Callable[..., Supervised]) -> None:

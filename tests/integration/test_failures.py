@@ -50,7 +50,7 @@ def test_told_to_stop_it_finishes_its_streams_and_takes_no_new_calls(tmp_path: P
         assert served.finish() == 0
 
 
-def test_a_worker_that_dies_ends_every_stream_and_the_sidecar(tmp_path: Path) -> None:
+def test_a_worker_that_dies_ends_every_stream_and_is_started_again(tmp_path: Path) -> None:
     # So much time to drain that it cannot be what ends a stream.
     with Sidecar(tmp_path, "--gateway-drain-seconds=600", model=f"witness:step_ms={STEP_MS}") as served:
         served.wait_until_ready()
@@ -61,10 +61,15 @@ def test_a_worker_that_dies_ends_every_stream_and_the_sidecar(tmp_path: Path) ->
             for stream in streams:
                 assert_is_a_beginning(stream)
                 assert stream.completion is None
-            assert Stream(channel, prompt("late", 1)).rest() is StatusCode.UNAVAILABLE
-        assert served.finish() == 1
-        assert "worker ended by itself (signal SIGKILL); stopping the rest" in served.lines
-        assert not served.gateway.is_running()
+            assert "starting it again" in served.read_until("worker ended by itself (signal SIGKILL)")
+            served.read_until("worker: ready again")
+            # The gateway lives on, and follows within its own pause.
+            until(lambda: stats_code(channel) is StatusCode.OK, "the gateway has found the worker again")
+            again = Stream(channel, prompt("acme asks", 30, n=2))
+            assert again.rest() is StatusCode.OK
+            assert_is_a_beginning(again, whole=True)
+        assert served.gateway.is_running()
+        assert served.stop() == 0
 
 
 def test_a_gateway_that_dies_holds_nothing_at_the_worker_and_another_goes_on(slow: Started) -> None:
