@@ -133,7 +133,8 @@ class Charge:
 
     def settle(self, uncached_prompt_tokens: int, output_tokens: int) -> None:
         """Note what the call has cost, as the worker counted it at a good end."""
-        self._settled = uncached_prompt_tokens + output_tokens
+        # Whatever a worker says, a call gives nothing to others.
+        self._settled = max(0, uncached_prompt_tokens) + max(0, output_tokens)
 
     def close(self, *, by_client: bool) -> int:
         """Give back what was not used, and return what was. Once; nothing after that.

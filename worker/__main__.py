@@ -30,8 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a worker until it is asked to stop; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="prefixgate worker",
-        description="Serve one model on one device to gateways: to whoever proves to have the hash key. They can act for "
-        "any tenant.",
+        description="Serve one model on one device to gateways. Whoever proves to have the hash key can act for any "
+        "tenant.",
     )
     add_flags(parser, ("worker", "cache"))
     parsed = parser.parse_args(arguments)

@@ -189,24 +189,24 @@ def test_keys_and_limits_change_while_the_gateway_runs_and_calls_go_on(mutual: M
             "acme": TenantSettings((digest_api_key(b"new"),), limits=replace(NO_LIMITS, max_outputs=1)),
             "fresh": TenantSettings((digest_api_key(b"fresh"),)),
         }
-        with_old, with_new, with_fresh = (
-            {"metadata": (("authorization", f"Bearer {key}"),)} for key in ("old", "new", "fresh")
-        )
+        with_old, with_new, with_fresh = ((("authorization", f"Bearer {key}"),) for key in ("old", "new", "fresh"))
         async with rig(tenant_settings=old) as r:
-            live = r.stub.Complete(prompt("hi"), **with_old)
+            live = r.stub.Complete(prompt("hi"), metadata=with_old)
             call = await r.next_call()
             r.server.apply(Settings(tenants=new))
-            assert await code_of(r.stub.Complete(prompt("hi"), **with_old)) is UNAUTHENTICATED
+            assert await code_of(r.stub.Complete(prompt("hi"), metadata=with_old)) is UNAUTHENTICATED
             await call.finish([64])
             await live
             for metadata, tenant in ((with_new, "acme"), (with_fresh, "fresh")):
-                pending = r.stub.Complete(prompt("hi"), **metadata)
+                pending = r.stub.Complete(prompt("hi"), metadata=metadata)
                 assert await answer_next(r, "hi") == tenant
                 await pending
-            assert await code_of(r.stub.Complete(prompt("hi", n=2), **with_new)) is grpc.StatusCode.INVALID_ARGUMENT
+            assert (
+                await code_of(r.stub.Complete(prompt("hi", n=2), metadata=with_new)) is grpc.StatusCode.INVALID_ARGUMENT
+            )
             with pytest.raises(SettingsError, match="none are left"):
                 r.server.apply(Settings(limits=LimitSettings(max_outputs=1)))
-            pending = r.stub.Complete(prompt("hi", n=2), **with_fresh)
+            pending = r.stub.Complete(prompt("hi", n=2), metadata=with_fresh)
             other = await r.next_call()
             assert other.submit.n == 2
             pending.cancel()

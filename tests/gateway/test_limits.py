@@ -12,6 +12,7 @@ from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
 from prefixgate.config.limit_settings import NO_LIMITS
 from prefixgate.proto import gateway_pb2, generation_pb2
+from tests.counts import scaled
 from tests.gateway.fake_worker import LENGTH, FakeCall
 from tests.gateway.rig import Rig, chat, collect, prompt, rig, run, tenants
 from tests.gateway.test_token_bucket import Clock
@@ -271,11 +272,11 @@ async def _left(r: Rig) -> int:
     admitted.cancel()
     error = await refused(asking)
     assert error.code() is EXHAUSTED
-    milliseconds = details(error)["RetryInfo"].retry_delay.ToMilliseconds()
+    milliseconds: int = details(error)["RetryInfo"].retry_delay.ToMilliseconds()
     return round(100 - milliseconds * 100 / 60_000)
 
 
-def test_a_worker_that_is_asked_twice_is_paid_for_once() -> None:
+def test_what_a_call_has_reserved_is_not_there_for_another_until_it_ends() -> None:
     async def test() -> None:
         async with rig(tokens_per_minute=100, quota_clock=Clock()) as r:
             first = r.stub.Complete(prompt("0123456789", sampling=sampled(50)))
@@ -289,5 +290,44 @@ def test_a_worker_that_is_asked_twice_is_paid_for_once() -> None:
             await (await r.next_call()).finish([64])
             await again
             assert await r.metric(CHARGED) == 22
+
+    run(test())
+
+
+def test_cancels_at_random_leave_nothing_taken() -> None:
+    width, rounds = 10, scaled(1000)
+
+    async def one(r: Rig, index: int) -> None:
+        pending = r.stub.Complete(prompt("hi", sampling=sampled(5)))
+        for _ in range(3 * index):
+            await asyncio.sleep(0)
+        pending.cancel()
+        await asyncio.wait([asyncio.ensure_future(pending)])
+
+    async def test() -> None:
+        plenty = 100 * rounds * width
+        async with rig(max_concurrent_calls=width, tokens_per_minute=plenty, quota_clock=Clock()) as r:
+            for _ in range(rounds):
+                await asyncio.gather(*(one(r, index) for index in range(width)))
+                await _until_closed(r)
+            charged = round(await r.metric(CHARGED))
+            assert charged <= rounds * width * 2  # two prompt tokens each, and nothing was generated
+            while not r.session.calls.empty():
+                r.session.calls.get_nowait()
+            pending = [r.stub.Complete(prompt("hi", sampling=sampled(5))) for _ in range(width)]
+            for call in [await r.next_call() for _ in pending]:
+                await call.finish([64])
+            await asyncio.gather(*pending)
+
+    run(test())
+
+
+def test_a_worker_that_counts_more_cached_than_there_was_gives_nothing_away() -> None:
+    async def test() -> None:
+        async with rig(tokens_per_minute=100, quota_clock=Clock()) as r:
+            pending = r.stub.Complete(prompt("0123456789", sampling=sampled(5)))
+            await (await r.next_call()).finish([64, 65], cached_tokens=1000)
+            await pending
+            assert await r.metric(CHARGED) == 2
 
     run(test())

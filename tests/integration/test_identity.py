@@ -93,7 +93,7 @@ class Secured:
             try:
                 gateway_stub(channel).Complete(request, metadata=metadata, timeout=HANG_SECONDS)
             except grpc.RpcError as error:
-                code = error.code()  # type: ignore[attr-defined]  # a call's error is a call, too
+                code = error.code()
                 assert isinstance(code, grpc.StatusCode)
                 return code
         return grpc.StatusCode.OK
@@ -164,14 +164,14 @@ def test_the_worker_answers_nobody_but_its_gateway(secured: Secured) -> None:
         stub = worker_pb2_grpc.WorkerStub(without)
         with pytest.raises(grpc.RpcError) as refusal:
             stub.Describe(worker_pb2.DescribeRequest(), timeout=HANG_SECONDS)
-        assert refusal.value.code() is UNAVAILABLE  # type: ignore[attr-defined]
+        assert refusal.value.code() is UNAVAILABLE
     # A certificate opens the connection; only the proof opens the methods.
     credentials = client_credentials(ca, str(pair.certificate), str(pair.key))
     with grpc.secure_channel(secured.worker_address, credentials) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)
         with pytest.raises(grpc.RpcError) as refusal:
             stub.Describe(worker_pb2.DescribeRequest(), timeout=HANG_SECONDS)
-        assert refusal.value.code() is UNAUTHENTICATED  # type: ignore[attr-defined]
+        assert refusal.value.code() is UNAUTHENTICATED
 
 
 def test_no_log_holds_a_key_or_the_proof(secured: Secured) -> None:
