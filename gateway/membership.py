@@ -13,7 +13,7 @@ LOOKUP_SECONDS = 5.0
 """How often names are looked up: about as long as a cluster's DNS server takes to hear of a pod."""
 
 Lookup = Callable[[Address], Awaitable[Sequence[str]]]
-"""From a name and a port to the addresses behind it. Raises OSError where there is no answer."""
+"""From a name and a port to the addresses behind it. Raises OSError or UnicodeError where there is no answer."""
 
 
 async def look_up(name: Address) -> Sequence[str]:
@@ -49,7 +49,7 @@ class Membership:
     async def _refresh(self, name: Address) -> None:
         try:
             self._found[name] = frozenset(await self._lookup(name))
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the second for a name that no server could have
             # What was found before stays: a worker that is gone does no harm here, as nothing connects to it, while
             # forgetting them all would let a failing DNS server take the fleet down.
             logger.warning("Looking up %s failed, its workers stay as they were: %s", name, error)

@@ -13,8 +13,10 @@ import grpc.aio
 import pytest
 
 from prefixgate.cache.hashing import BlockHasher, CacheScope
+from prefixgate.config.address import Address
 from prefixgate.gateway import server
 from prefixgate.gateway.fleet import Fleet
+from prefixgate.gateway.membership import Membership
 from prefixgate.gateway.worker_client import Probe
 from prefixgate.proto import gateway_pb2, worker_pb2
 from tests.gateway.fake_worker import HASH_KEY, FakeCall, FakeSession, FakeWorker, describe, serving
@@ -411,5 +413,48 @@ def test_a_worker_that_comes_back_is_asked_anew_what_it_holds(tmp_path: Path) ->
             for _ in pending:
                 await (await f.next_call())[1].finish([64])
             await asyncio.gather(*pending)
+
+    run(test())
+
+
+def test_a_worker_that_is_named_no_more_ends_what_it_has_and_can_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there: list[str] = []
+
+    async def lookup(_: Address) -> list[str]:
+        return list(there)
+
+    monkeypatch.setattr(server, "Membership", partial(Membership, lookup=lookup, seconds=0.01))
+
+    async def test() -> None:
+        both = workers(2)
+        async with (
+            serving(both[0], tmp_path / "0") as one,
+            serving(both[1], tmp_path / "1") as other,
+            gateway("dns:workers:1") as running,
+            gateway_client(running) as client,
+        ):
+            assert await code_of(client.stub.Complete(prompt("hi"))) is UNAVAILABLE
+            there[:] = [one, other]
+            f = Fleeted(client, there[:], both, [await worker.sessions.get() for worker in both])
+            pending = [f.complete(), f.complete()]
+            calls = dict([await f.next_call() for _ in pending])
+            there[:] = [other]
+            await f.until("up", 0, 1)
+            for _ in range(3):
+                pending.append(f.complete())
+                index, call = await f.next_call()
+                assert index == 1
+                await call.finish([64])
+            assert not f.sessions[0].closed.is_set()
+            for call in calls.values():
+                await call.finish([64])
+            await asyncio.gather(*pending)
+            await f.sessions[0].closed.wait()
+            assert one not in await client.metrics()
+            there[:] = [one]
+            await both[0].sessions.get()
+            await f.sessions[1].closed.wait()
 
     run(test())
