@@ -170,7 +170,7 @@ def test_calls_that_cannot_finish_end_with_a_status(hurry: str) -> None:
         async with running(drain_seconds=0.0 if hurry == "out of time" else 600.0, max_running=1) as worker:
             await worker.until(SERVING)
             gateway = await worker.gateway()
-            calls = [await gateway.submit(call_id, words(20), 4000) for call_id in range(3)]
+            calls = [await gateway.submit(call_id, words(20), 3000) for call_id in range(3)]
             await gateway.until(calls[0], tokens=1)
             worker.subject.stop()
             if hurry == "asked again":
@@ -198,7 +198,7 @@ def test_a_dead_engine_ends_its_calls_and_the_process(
         async with running() as worker:
             await worker.until(SERVING)
             gateway = await worker.gateway()
-            live = await gateway.submit(1, words(20), 4000)
+            live = await gateway.submit(1, words(20), 3000)
             await gateway.until(live, tokens=1)
             watch = aiter(worker.health.Watch(health_pb2.HealthCheckRequest()))
             assert (await anext(watch)).status == SERVING
