@@ -51,6 +51,7 @@ from prefixgate.proto.access import ACCESS_PURPOSE
 from prefixgate.proto.health import Health
 from prefixgate.proto.http_server import Check, HttpServer
 from prefixgate.proto.metrics_page import MetricsPage
+from prefixgate.proto.pulse import Pulse
 from prefixgate.proto.transport import SERVER_OPTIONS
 
 logger = logging.getLogger(__name__)
@@ -129,7 +130,8 @@ class GatewayServer:
             raise SettingsError(f"gateway.http: cannot listen on {gateway.http}: {error.strerror}") from error
         self.http_address = Address(host=http.host, port=self._http.port)
         """Where metrics are served."""
-        self._fleet_task: asyncio.Task[None] | None = None
+        self._pulse = Pulse()
+        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def is_ready(self) -> bool:
@@ -139,7 +141,7 @@ class GatewayServer:
     async def start(self) -> None:
         """Serve from now on; health says SERVING once a worker is found."""
         await self._set_health(False)
-        self._fleet_task = asyncio.create_task(self._fleet.run())
+        self._tasks = [asyncio.create_task(beside) for beside in (self._fleet.run(), self._pulse.run())]
         await self._server.start()
         self._http.start()
         logger.info("Serving on %s, metrics on http://%s/metrics", self.address, self.http_address)
@@ -163,9 +165,10 @@ class GatewayServer:
             self._health.close()
             self._live.cut_off()
             await self._server.stop(_LAST_WORDS_SECONDS)
-            if self._fleet_task is not None:
-                self._fleet_task.cancel()
-                await asyncio.wait([self._fleet_task])
+            for task in self._tasks:
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
             await asyncio.to_thread(self._http.stop)
             self._threads.stop()
 
@@ -176,7 +179,7 @@ class GatewayServer:
 
     def _liveness(self) -> Check:
         """Whether to leave the process as it is, also while it has no worker, drains, or has much to do."""
-        return Check(True, "alive")
+        return Check(False, "stuck: the event loop does not turn") if self._pulse.is_stuck else Check(True, "alive")
 
     def _readiness(self) -> Check:
         """Whether to send calls here."""

@@ -27,6 +27,7 @@ from prefixgate.proto.access import ACCESS_PURPOSE, AccessGuard
 from prefixgate.proto.health import Health
 from prefixgate.proto.http_server import Check, HttpServer
 from prefixgate.proto.metrics_page import MetricsPage
+from prefixgate.proto.pulse import Pulse
 from prefixgate.proto.tls import ServerCertificates, ServerFiles, TlsError
 from prefixgate.proto.transport import SERVER_OPTIONS
 from prefixgate.worker.engine import Engine
@@ -77,6 +78,7 @@ class WorkerServer:
         self._engine: EngineThread | None = None
         self._report: Callable[[], EngineReport] | None = None
         self._is_ready = False
+        self._pulse = Pulse()
         self.http_port = 0
         """The port of the metrics page, once it is listened on."""
         self._asked_to_stop = asyncio.Event()
@@ -92,6 +94,7 @@ class WorkerServer:
         for number in _STOP_SIGNALS:
             self._loop.add_signal_handler(number, self.stop)
         http = self._open_http()
+        beating = asyncio.create_task(self._pulse.run())
         try:
             server = await self._open_server()
             try:
@@ -101,6 +104,7 @@ class WorkerServer:
                 await server.stop(_LAST_WORDS_SECONDS)
         finally:
             http.stop()
+            beating.cancel()
         return 1 if self._failed.is_set() else 0
 
     async def _work(self) -> None:
@@ -133,7 +137,9 @@ class WorkerServer:
 
     def _liveness(self) -> Check:
         """Whether to leave the process as it is: not to restart it because it loads, drains or has much to do."""
-        return Check(False, "dead: the engine failed") if self._failed.is_set() else Check(True, "alive")
+        if self._failed.is_set():
+            return Check(False, "dead: the engine failed")
+        return Check(False, "stuck: the event loop does not turn") if self._pulse.is_stuck else Check(True, "alive")
 
     def _readiness(self) -> Check:
         """Whether to send calls here."""

@@ -121,6 +121,10 @@ def test_liveness_readiness_and_room_are_three_answers(tmp_path: Path, monkeypat
         async with gateway(f"unix:{tmp_path}/s") as server, gateway_client(server) as client:
             assert await answers(client) == [200, 503, 200]
             assert [await client.health(name) for name in ("liveness", "readiness")] == [SERVING, NOT_SERVING]
+            with monkeypatch.context() as patched:
+                # As if the loop had not turned for that long.
+                patched.setattr("prefixgate.proto.pulse.STUCK_SECONDS", -1.0)
+                assert await answers(client) == [503, 503, 200]
             async with serving(worker, tmp_path / "s"):
                 session = await worker.sessions.get()
                 await client.until_health(SERVING)

@@ -134,6 +134,10 @@ def test_health_follows_a_worker_from_loading_to_its_end(monkeypatch: pytest.Mon
             release.set()
             await worker.until(SERVING)
             assert [await worker.probe(path) for path in ("/healthz", "/readyz", "/metrics")] == [200, 200, 200]
+            with monkeypatch.context() as patched:
+                # As if the loop had not turned for that long.
+                patched.setattr("prefixgate.proto.pulse.STUCK_SECONDS", -1.0)
+                assert [await worker.probe(path) for path in ("/healthz", "/readyz")] == [503, 200]
             gateway = await worker.gateway()
             live = await gateway.submit(1, words(20), 200)
             await gateway.until(live, tokens=1)
