@@ -20,6 +20,7 @@ def pages(sidecar: Sidecar) -> dict[str, Page]:
     with sidecar.channel() as channel:
         assert Stream(channel, prompt("0 all", 40, n=2)).rest() is grpc.StatusCode.OK
         assert Stream(channel, prompt("", 1), tenant="mallory").rest() is grpc.StatusCode.UNAUTHENTICATED
+        assert Stream(channel, prompt("", 1, n=1000)).rest() is grpc.StatusCode.INVALID_ARGUMENT
     gateway, worker = sidecar.until_idle()
     return {"gateway": gateway, "worker": worker}
 
