@@ -1,6 +1,6 @@
 """How the gateway reaches its workers: by which credentials, and with which proof that it is a gateway."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc.aio
 
@@ -19,7 +19,7 @@ _EAGER = tuple((f"grpc.{name}_reconnect_backoff_ms", 250) for name in ("initial"
 class WorkerLink:
     """What all workers have in common."""
 
-    secret: bytes = b""
+    secret: bytes = field(default=b"", repr=False)
     """The proof, as ``proto.access`` has workers check it."""
     ca: str = ""
     """File with the authorities that sign workers' certificates; empty for connections without TLS."""
