@@ -96,7 +96,7 @@ def test_a_client_that_dies_without_a_word_frees_its_blocks(tmp_path: Path) -> N
 
 def test_calls_that_find_no_place_wait_and_those_that_leave_make_room(slow: Started) -> None:
     with slow.channel() as channel:
-        first = Stream(channel, prompt("0 first", 150, n=SLOW_SEQUENCES)).wait_for_tokens()
+        first = Stream(channel, prompt("0 first", 130, n=SLOW_SEQUENCES)).wait_for_tokens()
         second, third = Stream(channel, prompt("0 second", 30)), Stream(channel, prompt("0 third", 30))
         until(lambda: waiting_calls(slow) == 2, "two calls wait")
         second.cancel()
