@@ -26,7 +26,8 @@ class PromptEncoder:
     def __init__(self, threads: EncodingThreads, metrics: GatewayMetrics, *, max_prompt_bytes: int) -> None:
         self._threads = threads
         self._metrics = metrics
-        self._max_prompt_bytes = max_prompt_bytes
+        self.max_prompt_bytes = max_prompt_bytes
+        """Longest rendered text; may be set while calls run."""
 
     async def encode(self, request: Request, model: ServedModel) -> Sequence[int]:
         """Encode a checked input. Raises FieldError for what template or tokenizer do not take.
@@ -39,7 +40,7 @@ class PromptEncoder:
                 prompt = request.prompt
                 ids = await self._threads.run(lambda: encode_prompt(prompt, model), characters=len(prompt))
             case "chat":
-                chat, most = request.chat, self._max_prompt_bytes
+                chat, most = request.chat, self.max_prompt_bytes
                 size = sum(len(message.content) for message in chat.messages)
                 ids = await self._threads.run(lambda: encode_chat(chat, model, most), characters=size)
             case _:

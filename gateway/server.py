@@ -105,8 +105,7 @@ class GatewayServer:
             },
         )
         self._threads = EncodingThreads(min(_MAX_ENCODING_THREADS, os.cpu_count() or 1))
-        limits = limits_of(gateway.default_max_tokens, settings.limits, NO_LIMITS)
-        encoder = PromptEncoder(self._threads, metrics, max_prompt_bytes=limits.max_prompt_bytes)
+        self._encoder = encoder = PromptEncoder(self._threads, metrics, max_prompt_bytes=_max_prompt_bytes(settings))
         guard = CallGuard(self._authenticator.authenticate, metrics)
         service = GatewayService(
             CallBoundary(self._live, metrics, guard.tenant, self._quotas),
@@ -150,6 +149,7 @@ class GatewayServer:
         """Take over tenants and limits from other settings, for the calls that come. Raises SettingsError."""
         self._authenticator.replace(settings.tenants)
         self._quotas.change(settings.limits, _own_limits(settings.tenants))
+        self._encoder.max_prompt_bytes = _max_prompt_bytes(settings)
 
     async def stop(self, drain_seconds: float) -> None:
         """Take no new calls, let live ones finish within ``drain_seconds``, and end everything. Only after ``start``.
@@ -194,6 +194,11 @@ class GatewayServer:
             f"{'busy' if busy else 'not busy'}: {self._live.num_live} calls, of which {waiting} wait for their first "
             f"token, the oldest for {longest:.1f} s",
         )
+
+
+def _max_prompt_bytes(settings: Settings) -> int:
+    """Return how long a prompt of any tenant can be."""
+    return limits_of(settings.gateway.default_max_tokens, settings.limits, NO_LIMITS).max_prompt_bytes
 
 
 def _own_limits(tenants: Mapping[str, TenantSettings]) -> dict[str, LimitSettings]:

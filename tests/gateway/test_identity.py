@@ -17,7 +17,7 @@ from prefixgate.gateway.tenants import digest_api_key
 from prefixgate.proto import gateway_pb2, generation_pb2
 from prefixgate.proto.tls import client_credentials
 from tests.certificates import Authority, Pair
-from tests.gateway.rig import Client, Rig, collect, gateway, gateway_client, prompt, rig, run
+from tests.gateway.rig import Client, Rig, chat, collect, gateway, gateway_client, prompt, rig, run
 
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
@@ -204,6 +204,11 @@ def test_keys_and_limits_change_while_the_gateway_runs_and_calls_go_on(mutual: M
             assert (
                 await code_of(r.stub.Complete(prompt("hi", n=2), metadata=with_new)) is grpc.StatusCode.INVALID_ARGUMENT
             )
+            r.server.apply(Settings(tenants=new, limits=LimitSettings(max_prompt_bytes=40)))
+            said = chat(("user", "0123456789"))  # and more in the template
+            too_long = r.stub.Tokenize(gateway_pb2.TokenizeRequest(chat=said.chat), metadata=with_fresh)
+            assert await code_of(too_long) is grpc.StatusCode.INVALID_ARGUMENT
+            r.server.apply(Settings(tenants=new))
             with pytest.raises(SettingsError, match="none are left"):
                 r.server.apply(Settings(limits=LimitSettings(max_outputs=1)))
             pending = r.stub.Complete(prompt("hi", n=2), metadata=with_fresh)
