@@ -96,8 +96,9 @@ class Row(NamedTuple):
     unit: str = ""
     required: bool = False
     """Whether an absent value is refused; for fields that can be absent."""
-    code: int = INVALID_ARGUMENT
-    """The status of a call that breaks the rule."""
+    code: int = 0
+    """The status of a call whose value is not what it is compared with elsewhere, as its rule or the method says; 0
+    where it is compared with nothing. What breaks the rule itself is INVALID_ARGUMENT."""
 
 
 @dataclass(frozen=True)

@@ -167,3 +167,26 @@ def is_path(message: Descriptor, path: str) -> bool:
 def new_message(descriptor: Descriptor) -> Message:
     """Make an empty message of a kind."""
     return GetMessageClass(descriptor)()
+
+
+def inputs_of(descriptor: Descriptor) -> list[str]:
+    """List the ways in which a request can bring its prompt; none where it has no prompt."""
+    return [name for name in ("prompt", "token_ids", "chat") if name in descriptor.fields_by_name] or [""]
+
+
+def valid_request(descriptor: Descriptor, way: str) -> Message:
+    """Make a request that a gateway takes, whose prompt comes one way."""
+    request: Any = new_message(descriptor)
+    fields = descriptor.fields_by_name
+    if way == "prompt":
+        request.prompt = "a prompt that is fine"
+    elif way == "token_ids":
+        request.token_ids.ids.extend(b"ids that are fine")
+    elif way == "chat":
+        request.chat.messages.add(role="user", content="a turn that is fine")
+    if "sampling" in fields:
+        request.sampling.max_tokens = 4
+    for name, value in (("ttl_seconds", 1.0), ("pin_id", "none")):
+        if name in fields:
+            setattr(request, name, value)
+    return request  # type: ignore[no-any-return]

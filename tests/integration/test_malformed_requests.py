@@ -23,7 +23,7 @@ from tests.integration.asking import prompt
 from tests.integration.oracle import Oracle
 from tests.integration.sidecar import KEYS, Sidecar, credential
 from tests.integration.waiting import HANG_SECONDS
-from tests.malformed import Malformer, is_path, new_message
+from tests.malformed import Malformer, inputs_of, is_path, new_message, valid_request
 
 METHODS = list(gateway_pb2.DESCRIPTOR.services_by_name["Gateway"].methods)
 ALLOWED = {
@@ -51,31 +51,12 @@ class Ended(NamedTuple):
         return f"{self.method.name}({self.data[:300]!r}): {self.code.name} {self.details[:300]} [{self.field}]"
 
 
-def valid(method: MethodDescriptor, rng: random.Random) -> Message:
-    """Make a request that a method takes, as far as its message has these fields."""
-    request: Any = new_message(method.input_type)
-    fields = method.input_type.fields_by_name
-    way = rng.choice([name for name in ("prompt", "token_ids", "chat") if name in fields] or [""])
-    if way == "prompt":
-        request.prompt = "a prompt that is fine"
-    elif way == "token_ids":
-        request.token_ids.ids.extend(b"ids that are fine")
-    elif way == "chat":
-        request.chat.messages.add(role="user", content="a turn that is fine")
-    if "sampling" in fields:
-        request.sampling.max_tokens = 4
-    for name, value in (("ttl_seconds", 1.0), ("pin_id", "none")):
-        if name in fields:
-            setattr(request, name, value)
-    return request  # type: ignore[no-any-return]
-
-
 def requests(rng: random.Random) -> Iterator[tuple[MethodDescriptor, bytes]]:
     malformer = Malformer(rng)
     while True:
         # Half of all go to the two methods with most fields.
         method = rng.choice(METHODS if rng.random() < 0.5 else METHODS[:2])
-        yield method, malformer.request(valid(method, rng))
+        yield method, malformer.request(valid_request(method.input_type, rng.choice(inputs_of(method.input_type))))
 
 
 async def send(channel: grpc.aio.Channel, method: MethodDescriptor, data: bytes, tenant: str) -> Ended:

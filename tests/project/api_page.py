@@ -17,7 +17,7 @@ from google.protobuf.descriptor_pb2 import (
     FileDescriptorSet,
 )
 from grpc import StatusCode
-from grpc_tools import protoc
+from grpc_tools import protoc  # type: ignore[import-untyped]
 
 from prefixgate.proto.field_table import TABLE
 from prefixgate.proto.fields import INVALID_ARGUMENT, AnyValue, Row
@@ -111,9 +111,10 @@ def _message(file: File, index: int, message: DescriptorProto) -> Iterator[str]:
 
 
 def _cells(row: Row) -> Sequence[str]:
-    can_fail = row.code != INVALID_ARGUMENT or (row.rule.allowed and not isinstance(row.rule, AnyValue))
+    codes = [INVALID_ARGUMENT] if row.rule.allowed and not isinstance(row.rule, AnyValue) else []
+    codes += [row.code] if row.code not in (0, *codes) else []
     default = "must be set" if row.required else row.default
-    return row.unit, default, row.rule.allowed, _CODES[row.code] if can_fail else ""
+    return row.unit, default, row.rule.allowed, ", ".join(_CODES[code] for code in codes)
 
 
 def _enum(file: File, index: int, enum: EnumDescriptorProto) -> Iterator[str]:
