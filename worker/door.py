@@ -27,7 +27,7 @@ class Door:
         if request.pin_seconds is not None and not self._cache.pins.limit:
             raise RefusedError(
                 StatusCode.INVALID_ARGUMENT,
-                "cache.ttl_seconds: must not be set, as this worker allows no pins",
+                f"cache.ttl_seconds: {request.pin_seconds:g} at a worker that allows no pins; leave it unset",
             )
         prompt, new, outputs = len(request.token_ids), request.sampling.max_tokens, request.n
         if outputs > self._limits.max_running:
@@ -38,11 +38,13 @@ class Door:
         needed = self._cache.blocks_needed(prompt, new, outputs)
         ceiling = self._cache.ceiling(request.scope.tenant)
         if needed > ceiling:
+            wanted = f"max_tokens: {prompt} prompt tokens and {outputs} outputs of up to {new} tokens"
+            if request.prefill_only:
+                wanted = f"token_ids: {prompt} prompt tokens"
             raise RefusedError(
                 StatusCode.INVALID_ARGUMENT,
-                f"max_tokens: {prompt} prompt tokens and {outputs} outputs of up to {new} tokens can need {needed} "
-                f"blocks of {self._cache.block_size} tokens; of the pool's {self._cache.num_blocks} the tenant can "
-                f"have {ceiling}",
+                f"{wanted} can need {needed} blocks of {self._cache.block_size} tokens; of the pool's "
+                f"{self._cache.num_blocks} the tenant can have {ceiling}",
             )
 
     def check_line(self, line: Line, unseen: int) -> None:
