@@ -91,6 +91,7 @@ def test_a_rule_fits_the_type_of_its_field(message: Descriptor, field: FieldDesc
     if field.message_type is not None and not is_map(field):
         assert inner is TABLE[field.message_type.name], "the rows of the message that the field holds"
     if isinstance(rule, EnumName):
+        assert field.enum_type is not None
         assert list(rule.numbers) == [value.number for value in field.enum_type.values]
 
 
