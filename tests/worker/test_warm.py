@@ -37,7 +37,7 @@ def test_it_needs_no_more_room_than_its_prompt() -> None:
         driver.warm(words(65))
     capped = Driver(shares={"acme": TenantShare(cap=4)})
     assert capped.warm(words(64)).code is StatusCode.OK
-    with pytest.raises(RefusedError, match="^token_ids: 65 prompt tokens can need 5 blocks .* the tenant can have 4$"):
+    with pytest.raises(RefusedError, match=r"^token_ids: 65 prompt tokens can need 5 blocks .* the tenant can have 4$"):
         capped.warm(words(65))
 
 
