@@ -155,7 +155,9 @@ class WorkerServer:
 
     async def _open_server(self) -> grpc.aio.Server:
         """Listen before the model is loaded, so that whoever waits for it can see that it comes."""
-        server = grpc.aio.server(interceptors=[AccessGuard(self._hasher.derive(ACCESS_PURPOSE)), ReadableRequests()], options=SERVER_OPTIONS)
+        server = grpc.aio.server(
+            interceptors=[AccessGuard(self._hasher.derive(ACCESS_PURPOSE)), ReadableRequests()], options=SERVER_OPTIONS
+        )
         await self._health.tell(serving=False)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         worker_pb2_grpc.add_WorkerServicer_to_server(self._service, server)
