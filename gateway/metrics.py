@@ -272,7 +272,8 @@ class GatewayMetrics:
 
         Tenants beyond the first ``MAX_TENANT_LABELS`` count as ``other``.
         """
-        self._tenants = frozenset(itertools.islice(tenants, MAX_TENANT_LABELS))
+        self._tenants: frozenset[str] = frozenset()
+        self.know(tenants)
         self._readings = readings
         self._values: dict[Metric, dict[tuple[str, ...], Value]] = {
             # What has no labels is there from the beginning, as zero.
@@ -280,6 +281,11 @@ class GatewayMetrics:
             for metric in METRICS
             if metric not in readings
         }
+
+    def know(self, tenants: Iterable[str]) -> None:
+        """Count these apart too, as long as there is room. Who is known stays known: its series stay on the page."""
+        others = (name for name in tenants if name not in self._tenants)
+        self._tenants |= frozenset(itertools.islice(others, MAX_TENANT_LABELS - len(self._tenants)))
 
     def count(self, metric: Metric, *labels: str, amount: float = 1) -> None:
         """Add to a counter. A tenant without series of its own counts as ``other``."""

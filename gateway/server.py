@@ -149,6 +149,7 @@ class GatewayServer:
         """Take over tenants and limits from other settings, for the calls that come. Raises SettingsError."""
         self._authenticator.replace(settings.tenants)
         self._quotas.change(settings.limits, _own_limits(settings.tenants))
+        self._metrics.know(settings.tenants)
         self._encoder.max_prompt_bytes = _max_prompt_bytes(settings)
 
     async def stop(self, drain_seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from dataclasses import fields
 from typing import Any
 
 import grpc
@@ -9,6 +10,7 @@ import grpc.aio
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from prefixgate.config.limit_settings import LimitSettings
 from prefixgate.gateway.metrics import (
     COMPLETION_TOKENS,
     FIRST_TOKEN,
@@ -165,7 +167,12 @@ def test_the_page_has_a_bound_however_many_tenants_there_are() -> None:
     tenants = [f"tenant-{number}" for number in range(3 * MAX_TENANT_LABELS)]
     metrics = GatewayMetrics(tenants, GAUGES)
     # More values than each label has. Fewer than all of them go together.
-    values = {"method": METHODS, "code": [code.name for code in grpc.StatusCode], "tenant": tenants}
+    values = {
+        "method": METHODS,
+        "code": [code.name for code in grpc.StatusCode],
+        "tenant": tenants,
+        "limit": [entry.name for entry in fields(LimitSettings)],
+    }
     for metric in METRICS:
         for labels in itertools.product(*(values.get(label, range(6)) for label in metric.labels)):
             if metric.kind == "counter":
@@ -174,6 +181,17 @@ def test_the_page_has_a_bound_however_many_tenants_there_are() -> None:
                 metrics.observe(metric, *map(str, labels), seconds=1)
     assert samples(metrics, COMPLETION_TOKENS)["other",] == 2 * MAX_TENANT_LABELS
     assert sum(not line.startswith(b"#") for line in write_page(metrics.families()).splitlines()) < MAX_SERIES
+
+
+def test_tenants_that_come_later_are_counted_apart_while_there_is_room() -> None:
+    metrics = GatewayMetrics(["acme"], GAUGES)
+    metrics.count(PROMPT_TOKENS, "fresh", amount=1)
+    metrics.know(["fresh", *(f"tenant-{number}" for number in range(MAX_TENANT_LABELS))])
+    for tenant in ("acme", "fresh", f"tenant-{MAX_TENANT_LABELS - 1}"):
+        metrics.count(PROMPT_TOKENS, tenant, amount=2)
+    metrics.know(["beyond"])
+    metrics.count(PROMPT_TOKENS, "beyond", amount=4)
+    assert samples(metrics, PROMPT_TOKENS) == {("acme",): 2, ("fresh",): 2, ("other",): 1 + 2 + 4}
 
 
 def test_a_counter_never_falls() -> None:
