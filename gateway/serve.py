@@ -91,6 +91,8 @@ async def _announce(settings: Settings, supervisor: Supervisor, say: Callable[[s
             serving.cancel()
         say(f"{name}: ready after {time.monotonic() - started:.1f} s")
     option = "" if gateway.listen == type(gateway)().listen else f" --address {shlex.quote(gateway.listen)}"
+    if gateway.tls_cert:
+        option += " --ca FILE" + (" --cert FILE --cert-key FILE" if gateway.tls_client_ca else "")
     say(f'ready; try: prefixgate generate{option} "What is the capital of France?"')
 
 
