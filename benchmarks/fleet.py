@@ -57,22 +57,27 @@ class Outcome(NamedTuple):
 class _Pool(LRUPolicy):
     """LRU that notes what came and went."""
 
-    def __init__(self, num_blocks: int, is_evictable: Callable[[int], bool]) -> None:
+    def __init__(self, names: Sequence[BlockHash], num_blocks: int, is_evictable: Callable[[int], bool]) -> None:
         super().__init__(num_blocks, is_evictable)
+        self._names = names
         self.stored: list[BlockHash] = []
         self.removed: list[BlockHash] = []
 
     def published(self, parent: int, blocks: Sequence[int], hashes: Sequence[bytes]) -> None:
-        self.stored += map(BlockHash, hashes)
+        self.stored += map(self._name, hashes)
 
     def evicted(self, hashes: Sequence[bytes]) -> None:
-        self.removed += map(BlockHash, hashes)
+        self.removed += map(self._name, hashes)
 
     def take(self) -> tuple[list[BlockHash], list[BlockHash]]:
         """Tell what went and what came since the last time."""
         changes = self.removed, self.stored
         self.removed, self.stored = [], []
         return changes
+
+    def _name(self, block_hash: bytes) -> BlockHash:
+        # The trace's own object: news wait for their time, and there are millions of blocks in them.
+        return self._names[int.from_bytes(block_hash, "little")]
 
 
 class _Later(NamedTuple):
@@ -83,19 +88,19 @@ class _Later(NamedTuple):
 
 
 class _Worker:
-    def __init__(self, unique: int, num_blocks: int) -> None:
-        self.simulator = Simulator(unique, num_blocks, self._make_pool)
+    def __init__(self, names: Sequence[BlockHash], num_blocks: int) -> None:
+        self._names = names
+        self.simulator = Simulator(len(names), num_blocks, self._make_pool)
         self.prompt_tokens = 0
         self.free_at = 0.0
 
     def _make_pool(self, num_blocks: int, is_evictable: Callable[[int], bool]) -> LRUPolicy:
-        self.pool = _Pool(num_blocks, is_evictable)
+        self.pool = _Pool(self._names, num_blocks, is_evictable)
         return self.pool
 
 
-def arrivals(trace: Trace, seconds: float) -> Iterator[Arrival]:
+def _arrivals(trace: Trace, seconds: float, names: Sequence[BlockHash]) -> Iterator[Arrival]:
     """List a trace's calls, spread over so many seconds as they were over the trace's own."""
-    names = [BlockHash(block.to_bytes(4, "little")) for block in range(trace.unique_blocks)]
     begin, end = trace.requests[0].arrival_ms, trace.requests[-1].arrival_ms
     scale = seconds / max(end - begin, 1.0)
     for request in trace.requests:
@@ -105,12 +110,13 @@ def arrivals(trace: Trace, seconds: float) -> Iterator[Arrival]:
 
 def run(trace: Trace, seconds: float, num_workers: int, num_blocks: int, contender: Contender) -> Outcome:
     """Send a trace through a contender to workers of ``num_blocks`` each, into which every request must fit."""
-    workers = [_Worker(trace.unique_blocks, num_blocks) for _ in range(num_workers)]
+    names = [BlockHash(block.to_bytes(4, "little")) for block in range(trace.unique_blocks)]
+    workers = [_Worker(names, num_blocks) for _ in range(num_workers)]
     later: list[_Later] = []
     numbers = count()
     hit_tokens = 0
     waits = []
-    for arrival in arrivals(trace, seconds):
+    for arrival in _arrivals(trace, seconds, names):
         request = arrival.request
         while later and later[0].at <= arrival.at:
             heappop(later).act()
