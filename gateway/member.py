@@ -37,8 +37,9 @@ class Placement:
 
     def failed(self) -> None:
         """Note that the call failed by the worker's fault."""
-        # A worker that went away is not to be left alone when it comes back: it is another one then.
-        if self.connection.session.is_open and self._member.circuit.fail():
+        # A worker that went away is another one when it comes back, and one that hangs is left alone until it answers.
+        is_there = self.connection.session.is_open and self._member.client.is_responsive
+        if is_there and self._member.circuit.fail():
             self._member.num_ejections += 1
 
     def settle(self) -> None:

@@ -20,7 +20,7 @@ class WorkerCall:
         self.call_id = call_id
         self._cancel = cancel
         self.is_answered = False
-        """Whether the worker has sent anything of it."""
+        """Whether the worker has sent anything of its answer."""
         self._ended = False
         self._news = asyncio.Event()
         self._outputs: dict[int, worker_pb2.OutputTokens] = {}
@@ -32,7 +32,7 @@ class WorkerCall:
         """Add an event. Whatever comes after the end is dropped."""
         if self._ended:
             return
-        self.is_answered = True
+        self.is_answered |= bool(event.outputs or event.prompt_logprobs)
         for output in event.outputs:
             if output.index in self._outputs:
                 # Token ids and log-probabilities are appended, and a finish reason is taken over.

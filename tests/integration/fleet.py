@@ -49,10 +49,10 @@ class WorkerProcess:
         assert self.program is not None
         self.program.kill()
 
-    def terminate(self) -> None:
-        """Ask it to drain."""
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
         assert self.program is not None
-        self.program.process.send_signal(signal.SIGTERM)
+        self.program.process.send_signal(number)
 
 
 class RunningFleet:
