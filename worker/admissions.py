@@ -115,8 +115,9 @@ class Admissions:
             pinned_out = self._shares.pinned_out(tenant, demand)
             if pinned_out is not None:
                 return self._fail(plan, request, pinned_out)
-        if not self._running:
-            raise RuntimeError("an idle pool has no room for a call that it can hold")
+        if not self._running and not plan.preempted:
+            # A fault of ours. It would wait for ever, and everybody behind it.
+            return self._fail(plan, request, RuntimeError("an idle pool has no room for a call that it can hold"))
         return False
 
     def _start(self, plan: StepPlan, request: Request, sequence: Sequence, admission: Admission) -> None:

@@ -105,9 +105,11 @@ def test_an_idle_pool_that_does_not_admit_the_first_call_is_a_fault_and_nothing_
     subject = Scheduler(cache, Limits(64, 8, 100))
     held = cache.admit(CacheScope("acme", "m"), words(16), max_new_tokens=1)  # held by nobody that the scheduler knows
     assert held is not None
-    subject.add(request(60))
-    with pytest.raises(RuntimeError, match="an idle pool has no room"):
-        subject.schedule()
+    call = request(60)
+    subject.add(call)
+    failed = subject.schedule().failed
+    assert "an idle pool has no room" in str(failed[call])
+    assert len(failed) == 1
 
 
 def test_what_was_planned_for_a_call_that_gives_way_is_taken_back_and_not_charged() -> None:
