@@ -21,10 +21,13 @@ def listen(server: grpc.aio.Server, settings: Settings) -> Address:
     address = parse_address(gateway.listen)
     is_mutual = bool(gateway.tls_client_ca) and not address.is_unix
     for name, tenant in settings.tenants.items():
-        if tenant.certificates and not (is_mutual or tenant.api_keys):
-            raise SettingsError(
+        if tenant.certificates and not is_mutual:
+            problem = (
                 f"tenants.{name}.certificates: nobody can show one; gateway.tls_client_ca and a TCP address are needed"
             )
+            if not tenant.api_keys:
+                raise SettingsError(problem)
+            logger.warning("%s", problem)
     try:
         # TLS is for the network; a Unix socket's permissions say who may reach it.
         if gateway.tls_cert and not address.is_unix:

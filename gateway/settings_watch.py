@@ -5,18 +5,22 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 
-from prefixgate.config.settings import SECTIONS, Settings, SettingsError
+from prefixgate.config.flags import setting_keys
+from prefixgate.config.settings import Settings, SettingsError
 
 logger = logging.getLogger(__name__)
+
+_State = tuple[int, int, int]
+_MISSING: _State = (0, 0, 0)
 
 _POLL_SECONDS = 2.0
 """Looked at, not listened to: notifications differ between systems, and miss files behind network mounts."""
 
-_LIVE_SECTIONS = frozenset({"limits"})
-"""Sections that take effect at once, as tenants do."""
+_FIXED = setting_keys(("gateway", "routing", "cache.hash_key", "cache.hash_key_file"))
+"""What a gateway reads once, at its start. Tenants and [limits] take effect at once; the rest is the worker's."""
 
 
 class SettingsWatch:
@@ -25,9 +29,10 @@ class SettingsWatch:
     def __init__(self, path: Path, settings: Settings, load: Callable[[], Settings]) -> None:
         """``settings`` came from ``load``, which reads ``path``."""
         self._path = path
-        self._settings = settings
+        self._started_with = self._latest = settings
         self._load = load
-        self._state = _state(path)
+        # Not known: it may have changed since it was read.
+        self._state: _State | None = None
         self._asked = asyncio.Event()
 
     def ask(self) -> None:
@@ -43,39 +48,34 @@ class SettingsWatch:
 
     async def look(self, apply: Callable[[Settings], None]) -> None:
         """Read the file if it has changed or somebody asked for it."""
-        state = await asyncio.to_thread(_state, self._path)
-        if state == self._state and not self._asked.is_set():
+        state, is_asked = await asyncio.to_thread(_state_of, self._path), self._asked.is_set()
+        if state == self._state and not is_asked:
             return
         # Before it is read: what changes meanwhile is seen the next time.
         self._asked.clear()
         self._state = state
         try:
             settings = await asyncio.to_thread(self._load)
+            if settings == self._latest and not is_asked:
+                return
             apply(settings)
+            self._latest = settings
         except SettingsError as error:
             logger.error("The configuration has changed and cannot be used, so the old one stays: %s", error)
         except Exception:
             logger.exception("Reading the configuration again failed; the old one stays")
         else:
             logger.info("The configuration was read again: %d tenants", len(settings.tenants))
-            for key in _waiting_for_restart(self._settings, settings):
-                logger.warning("%s has changed; that takes effect when the gateway is started anew", key)
+            for key in _FIXED:
+                value_of = attrgetter(key)
+                if value_of(settings) != value_of(self._started_with):
+                    logger.warning("%s has changed; that takes effect when the gateway is started anew", key)
 
 
-def _waiting_for_restart(running: Settings, settings: Settings) -> list[str]:
-    """Name the keys whose new values are not in use. Keys of the worker are its own affair."""
-    return [
-        f"{section}.{entry.name}"
-        for section in SECTIONS.keys() - _LIVE_SECTIONS - {"worker"}
-        for entry in fields(SECTIONS[section])
-        if getattr(getattr(running, section), entry.name) != getattr(getattr(settings, section), entry.name)
-    ]
-
-
-def _state(path: Path) -> tuple[int, int, int] | None:
+def _state_of(path: Path) -> _State:
     """Tell one state of the file from another; it may be a link that is pointed elsewhere."""
     try:
         status = os.stat(path)
     except OSError:
-        return None
+        return _MISSING
     return status.st_mtime_ns, status.st_ino, status.st_size

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 
 _MINUTE = 60.0
+_ROUNDING_SECONDS = 1e-6
+"""Whoever comes back exactly when told to is not sent away for a rounding error."""
 
 
 class TokenBucket:
@@ -32,7 +34,8 @@ class TokenBucket:
 
     def seconds_until(self, amount: float) -> float:
         """Tell when ``amount``, at most the capacity, will be there; 0 where it is."""
-        return max(0.0, (amount - self.level) * _MINUTE / self._capacity)
+        seconds = (amount - self.level) * _MINUTE / self._capacity
+        return seconds if seconds > _ROUNDING_SECONDS else 0.0
 
     def take(self, amount: float) -> None:
         """Take out, or with a negative amount put back, whatever the level is."""

@@ -245,3 +245,14 @@ def test_listening_to_other_machines_in_the_clear_is_warned_of(caplog: pytest.Lo
     settings = Settings(gateway=GatewaySettings(listen="0.0.0.0:0"), tenants={"acme": TENANTS["acme"]})
     assert listen(server, settings).port == 4711
     assert "API keys travel in the clear" in caplog.text
+
+
+def test_certificates_that_nobody_can_show_are_warned_of_where_keys_are_there_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test() -> None:
+        async with gateway("unix:/none", tenant_settings={"acme": TENANTS["acme"]}):
+            pass
+
+    run(test())
+    assert "tenants.acme.certificates: nobody can show one" in caplog.text

@@ -142,3 +142,19 @@ def test_what_needs_a_restart_is_named_and_secrets_are_not(path: Path, caplog: p
     assert secret not in caplog.text
     assert watched.applied[0].gateway == GatewaySettings(listen="127.0.0.1:1")
     assert watched.applied[0].limits.max_outputs == 2
+
+
+def test_a_change_between_the_start_and_the_first_look_is_seen(path: Path) -> None:
+    before = load_settings(path, {})
+    path.write_text(tenants("blue", "red"))
+    applied: list[Settings] = []
+    asyncio.run(SettingsWatch(path, before, lambda: load_settings(path, {})).look(applied.append))
+    assert [set(settings.tenants) for settings in applied] == [{"blue", "red"}]
+
+
+def test_a_file_that_says_the_same_in_other_words_changes_nothing(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    watched = Watched(path)
+    path.write_text("# the same\n" + tenants("blue"))
+    with caplog.at_level(logging.INFO):
+        watched.look()
+    assert (watched.applied, caplog.text) == ([], "")
