@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import grpc.aio
+import uvloop
 from grpc_health.v1 import health_pb2_grpc
 
 from prefixgate.cache.hashing import BlockHasher
@@ -152,6 +153,12 @@ class GatewayServer:
         self._metrics.know(settings.tenants)
         self._encoder.max_prompt_bytes = _max_prompt_bytes(settings)
 
+    async def until_failed(self) -> BaseException | None:
+        """Wait until what runs beside the calls has ended, which it never should. Returns why it did, where it said."""
+        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        ended = done.pop()
+        return None if ended.cancelled() else ended.exception()
+
     async def stop(self, drain_seconds: float) -> None:
         """Take no new calls, let live ones finish within ``drain_seconds``, and end everything. Only after ``start``.
 
@@ -214,7 +221,9 @@ def run(settings: Settings, file: Path | None, load: Callable[[], Settings]) -> 
     again when their ``file`` changes or SIGHUP comes. Raises SettingsError.
     """
     hasher = BlockHasher(require_hash_key(settings.cache))
-    return asyncio.run(_run(settings, hasher, file, load))
+    # A call takes some 25 turns of the loop, and a token two: asyncio's own loop is a quarter of all that they cost.
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run(settings, hasher, file, load))
 
 
 async def _run(settings: Settings, hasher: BlockHasher, file: Path | None, load: Callable[[], Settings]) -> int:
@@ -228,7 +237,16 @@ async def _run(settings: Settings, hasher: BlockHasher, file: Path | None, load:
         watch = SettingsWatch(file, settings, load)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, watch.ask)
         watching = asyncio.create_task(watch.run(server.apply))
-    logger.info("%s: shutting down", signal.Signals(await signals.get()).name)
+    asked, failed = asyncio.create_task(signals.get()), asyncio.create_task(server.until_failed())
+    await asyncio.wait({asked, failed}, return_when=asyncio.FIRST_COMPLETED)
+    code = 0 if asked.done() else 1
+    if asked.done():
+        logger.info("%s: shutting down", signal.Signals(asked.result()).name)
+    else:
+        # It would live on without ever finding a worker again.
+        logger.critical("The gateway failed; shutting down", exc_info=failed.result())
+        asked.cancel()
+    failed.cancel()
     if watching is not None:
         watching.cancel()
     stopping = asyncio.create_task(server.stop(settings.gateway.drain_seconds))
@@ -240,4 +258,4 @@ async def _run(settings: Settings, hasher: BlockHasher, file: Path | None, load:
     await asyncio.wait({stopping, second})
     if not stopping.cancelled():
         stopping.result()
-    return 0
+    return code

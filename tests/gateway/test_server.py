@@ -14,8 +14,10 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from prefixgate.cache.hashing import BlockHasher
-from prefixgate.config.settings import GatewaySettings, Settings, SettingsError
+from prefixgate.config.settings import CacheSettings, GatewaySettings, Settings, SettingsError
+from prefixgate.gateway.fleet import Fleet
 from prefixgate.gateway.server import GatewayServer
+from prefixgate.gateway.server import run as run_gateway
 from prefixgate.proto import gateway_pb2, gateway_pb2_grpc
 from tests.gateway.fake_worker import HASH_KEY, FakeWorker, serving
 from tests.gateway.rig import Client, collect, gateway, gateway_client, ids_of, prompt, rig, run, tenants
@@ -238,3 +240,17 @@ def test_the_server_has_every_method_of_the_service() -> None:
                 assert code is grpc.StatusCode.INVALID_ARGUMENT
 
     run(test())
+
+
+def test_a_gateway_that_can_follow_its_workers_no_more_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(_: Fleet) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(Fleet, "run", fail)
+    gateway = GatewaySettings(listen="127.0.0.1:0", http="127.0.0.1:0", workers=("unix:/none",))
+    settings = Settings(gateway=gateway, cache=CacheSettings(hash_key=HASH_KEY.hex()))
+    assert run_gateway(settings, None, lambda: settings) == 1
+    assert "The gateway failed" in caplog.text
+    assert "a fault of ours" in caplog.text
