@@ -8,11 +8,15 @@ from collections.abc import Sequence
 import jinja2
 import pytest
 import torch
+import transformers
 from tokenizers import Tokenizer
 
 from prefixgate.cache.hashing import BLOCK_SIZE, BlockHasher, CacheScope
 from prefixgate.cache.prefix_cache import PrefixCache
 from prefixgate.config.settings import CacheSettings, WorkerSettings
+from prefixgate.gateway.chat_template import ChatTemplate
+from prefixgate.gateway.detokenizer import Detokenizer, TokenPieces
+from prefixgate.gateway.tokenizer import ModelTokenizer
 from prefixgate.worker.conversion import cache_folder
 from prefixgate.worker.embedded import embedded_folder
 from prefixgate.worker.engine import Engine
@@ -120,6 +124,29 @@ def test_the_model_itself_would_say_the_same(prompts: list[list[int]], fresh: li
     for prompt, answer in zip(prompts, fresh, strict=True):
         following = stock_logits(stock, [*prompt, *answer])[len(prompt) - 1 : -1].argmax(dim=1)
         assert following.tolist() == answer
+
+
+CHATS: list[list[tuple[str, str]]] = [
+    [("user", QUESTIONS[0])],
+    [("system", SYSTEM), ("user", QUESTIONS[1]), ("assistant", "Rome."), ("user", "  And   of Spain?\n\n")],
+    [("user", "\U0001f469\u200d\U0001f467\U0001f3fd e\u0301 \u05e9\u05dc\u05d5\u05dd \u202eabc\u202c \ufffd A\0B")],
+    [("assistant", ""), ("user", "def f(x):\r\n\treturn {'a': x ** 2}  # 10,000,000 <|im_ \ue000\U000f0000")],
+]
+
+
+def test_the_gateway_reads_and_writes_text_as_the_models_own_library_does(runner: ModelRunner) -> None:
+    text = runner.spec.text
+    library = transformers.AutoTokenizer.from_pretrained(embedded_folder(cache_folder(), lambda line: None))
+    tokenizer, template = ModelTokenizer(text.tokenizer), ChatTemplate(text.chat_template, text.template_tokens)
+    pieces = TokenPieces(tokenizer)
+    for messages in CHATS:
+        chat = [{"role": role, "content": content} for role, content in messages]
+        expected = library.apply_chat_template(chat, tokenize=True, add_generation_prompt=True, return_dict=False)
+        shielded = [{name: tokenizer.shield(said) for name, said in message.items()} for message in chat]
+        assert tokenizer.encode_rendered(template.render(shielded, max_characters=100_000)) == expected
+        said, detokenizer = messages[-1][1], Detokenizer(pieces)
+        written = "".join(map(detokenizer.push, tokenizer.encode_prompt(said))) + detokenizer.flush()
+        assert written == said
 
 
 def test_a_hit_changes_no_word(runner: ModelRunner, prompts: list[list[int]], fresh: list[list[int]]) -> None:
