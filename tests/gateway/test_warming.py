@@ -11,6 +11,7 @@ from prefixgate.proto import gateway_pb2, generation_pb2, worker_pb2
 from tests.gateway.fake_worker import FakeCall, describe
 from tests.gateway.fake_worker import FakeWorker as Worker
 from tests.gateway.rig import Rig, rig, run, tenants
+from tests.gateway.test_token_bucket import Clock
 
 IDS = [1, 2, 3, 4]
 
@@ -77,6 +78,18 @@ def test_who_gives_up_has_it_given_up_at_the_worker() -> None:
     run(test())
 
 
+async def outcome(asked: Any) -> tuple[grpc.StatusCode, str]:
+    """Wait for the end of a call of either kind."""
+    try:
+        if isinstance(asked, grpc.aio.UnaryStreamCall):
+            _ = [message async for message in asked]
+        else:
+            await asked
+    except grpc.aio.AioRpcError as error:
+        return error.code(), error.details() or ""
+    return grpc.StatusCode.OK, ""
+
+
 async def failure(stream: Any) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         _ = [message async for message in stream]
@@ -114,5 +127,51 @@ def test_what_cannot_be_warmed_reaches_no_worker() -> None:
             code, details = await failure(r.stub.Warm(warm()))
             assert details == "token_ids: comes to 4 tokens; must be at most 3"
             assert r.session.calls.empty()
+
+    run(test())
+
+
+def test_the_operators_limits_hold_for_what_looks_up_and_what_warms() -> None:
+    async def test() -> None:
+        ids, text = gateway_pb2.TokenIds(ids=IDS), "x" * 11
+        async with rig(max_prompt_tokens=3, max_prompt_bytes=10) as r:
+            too_many: list[Any] = [
+                r.stub.Warm(warm()),
+                r.stub.Explain(gateway_pb2.ExplainRequest(token_ids=ids)),
+                r.stub.Pin(gateway_pb2.PinRequest(token_ids=ids, ttl_seconds=1.0)),
+            ]
+            too_long: list[Any] = [
+                r.stub.Warm(gateway_pb2.WarmRequest(prompt=text)),
+                r.stub.Explain(gateway_pb2.ExplainRequest(prompt=text)),
+                r.stub.Pin(gateway_pb2.PinRequest(prompt=text, ttl_seconds=1.0)),
+            ]
+            for asked, field, limit in (
+                *((asked, "token_ids.ids: 4", "max_prompt_tokens") for asked in too_many),
+                *((asked, "prompt: ", "max_prompt_bytes") for asked in too_long),
+            ):
+                code, details = await outcome(asked)
+                assert code is grpc.StatusCode.INVALID_ARGUMENT
+                assert details.startswith(field)
+                assert details.endswith(f"(limits.{limit})")
+            assert r.session.calls.empty()
+            assert r.worker.asked == []
+
+    run(test())
+
+
+def test_a_warm_is_charged_for_what_was_not_cached() -> None:
+    async def test() -> None:
+        async with rig(tokens_per_minute=10, quota_clock=Clock()) as r:
+            for cached in (3, 0, 3):
+                stream = r.stub.Warm(warm())
+                await (await r.next_call()).end(prompt_tokens=4, cached_tokens=cached)
+                assert await outcome(stream) == (grpc.StatusCode.OK, "")
+            # Of 10 tokens 6 are used, and the next may use 4; the one after it finds too few.
+            stream = r.stub.Warm(warm())
+            await (await r.next_call()).end(prompt_tokens=4, cached_tokens=0)
+            assert await outcome(stream) == (grpc.StatusCode.OK, "")
+            code, details = await outcome(r.stub.Warm(warm()))
+            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "tokens_per_minute" in details
 
     run(test())
