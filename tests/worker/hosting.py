@@ -19,7 +19,7 @@ from prefixgate.worker.service import ServedModel, WorkerService
 from prefixgate.worker.wire import describe
 from tests.worker.driver import Driver
 
-HANG_SECONDS = 30.0
+HANG_SECONDS = 60.0
 INCARNATION = "f00d"
 
 
