@@ -262,7 +262,9 @@ def test_floors_that_leave_nothing_of_the_pool_end_the_worker_with_the_numbers()
     async def scenario() -> None:
         tenants = {"a": TenantSettings(floor_blocks=200), "b": TenantSettings(floor_blocks=56)}
         async with running(tenants=tenants) as worker:
-            numbers = r"cache\.pin_share \(0\.1\): .*floors \(256 blocks\).*pin limit \(25 blocks\).*pool \(256 blocks\)"
+            numbers = (
+                r"cache\.pin_share \(0\.1\): .*floors \(256 blocks\).*pin limit \(25 blocks\).*pool \(256 blocks\)"
+            )
             with pytest.raises(SettingsError, match=numbers):
                 await worker.end()
 
@@ -281,6 +283,19 @@ def test_the_cache_can_be_turned_off_to_see_what_it_is_worth(cache_mode: str, hi
                 await gateway.until(heard, ends=1)
                 cached.append(heard.ends[0].usage.cached_tokens)
             assert cached == [0, hit]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("cache_mode", "pinnable"), [("on", 25), ("off", 0)])
+def test_what_pins_may_hold_is_kept_from_single_calls(cache_mode: str, pinnable: int) -> None:
+    async def scenario() -> None:
+        async with running(cache_mode=cache_mode) as worker:
+            await worker.until(SERVING)
+            pool = (await worker.stub.Report(worker_pb2.ReportRequest())).pool
+            assert (pool.block_size, pool.total_blocks, pool.pin_limit_blocks) == (16, 256, pinnable)
+            description = await worker.stub.Describe(worker_pb2.DescribeRequest())
+            assert description.max_call_tokens == (256 - pinnable) * 16
 
     asyncio.run(scenario())
 
