@@ -331,3 +331,57 @@ def test_a_worker_that_counts_more_cached_than_there_was_gives_nothing_away() ->
             assert await r.metric(CHARGED) == 2
 
     run(test())
+
+
+SERVICE = gateway_pb2.DESCRIPTOR.services_by_name["Gateway"]
+
+
+async def call_method(r: Rig, name: str, **fields: Any) -> Any:
+    """Call a method of any kind, with those of some fields that its request has."""
+    request_type: Any = getattr(gateway_pb2, SERVICE.methods_by_name[name].input_type.name)
+    known = request_type.DESCRIPTOR.fields_by_name
+    call = getattr(r.stub, name)(request_type(**{key: value for key, value in fields.items() if key in known}))
+    return await (collect(call) if SERVICE.methods_by_name[name].server_streaming else call)
+
+
+@pytest.mark.parametrize("name", SERVICE.methods_by_name)
+def test_no_method_is_a_way_around_what_is_used_over_time(name: str) -> None:
+    async def test() -> None:
+        async with rig(requests_per_minute=1, max_concurrent_calls=1, quota_clock=Clock()) as r:
+            await r.stub.Tokenize(gateway_pb2.TokenizeRequest(prompt="hi"))
+            error = await refused(call_method(r, name, prompt="hi"))
+            assert error.code() is EXHAUSTED
+            assert "RetryInfo" in details(error)
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, method in SERVICE.methods_by_name.items() if "prompt" in method.input_type.fields_by_name]
+)
+def test_no_method_takes_a_prompt_that_is_too_long(name: str) -> None:
+    async def test() -> None:
+        async with rig(max_prompt_bytes=4, max_prompt_tokens=3) as r:
+            for text, limit in (("hello", "max_prompt_bytes"), ("four", "max_prompt_tokens")):
+                if name == "Tokenize" and limit == "max_prompt_tokens":
+                    continue  # which tells how many there are
+                error = await refused(call_method(r, name, prompt=text, ttl_seconds=60.0))
+                assert error.code() is INVALID
+                assert f"(limits.{limit})" in str(error.details())
+            assert r.session.calls.empty()
+
+    run(test())
+
+
+def test_computing_a_prompt_into_the_cache_is_charged_like_any_prompt() -> None:
+    async def test() -> None:
+        async with rig(tokens_per_minute=100, quota_clock=Clock()) as r:
+            reading = asyncio.ensure_future(collect(r.stub.Warm(gateway_pb2.WarmRequest(prompt="0123456789"))))
+            call = await r.next_call()
+            error = await refused(r.stub.Complete(prompt("hi", sampling=sampled(90))))
+            assert "the call may use 92 tokens, more than is left of 100 per minute" in str(error.details())
+            await call.end(prompt_tokens=10, cached_tokens=4)
+            await reading
+            assert await r.metric(CHARGED) == 6
+
+    run(test())
