@@ -1,6 +1,7 @@
 """A reader that is slower than its generation: nothing is lost, nothing is kept twice, and nobody else is held up."""
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator, Sequence
 
 import grpc
@@ -186,6 +187,23 @@ def test_a_client_that_is_gone_ends_its_generation() -> None:
         assert closed
 
     run(test())
+
+
+def test_a_failure_behind_a_client_that_is_gone_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async def generation() -> AsyncGenerator[Response, None]:
+            yield Response(deltas=[delta()])
+            raise CallError(grpc.StatusCode.UNAVAILABLE, "the worker went away")
+
+        async def write(_: Response) -> None:
+            raise grpc.aio.InternalError("nothing can be sent")
+
+        with pytest.raises(grpc.aio.InternalError):
+            await Outflow(generation()).run(write)
+        gc.collect()
+
+    run(test())
+    assert caplog.text == ""
 
 
 def test_a_client_that_stops_reading_holds_up_nobody_and_its_stop_string_counts_when_it_is_generated() -> None:
