@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 import grpc
 
 from prefixgate.gateway.attempt import Attempt
-from prefixgate.gateway.errors import CallError, is_being_cancelled
+from prefixgate.gateway.errors import CallError, NoWorkerError, is_being_cancelled
 from prefixgate.gateway.fleet import Fleet
 from prefixgate.gateway.live_calls import Call
 from prefixgate.gateway.member import Placement
@@ -59,6 +59,9 @@ class Generator:
             if not failed:
                 call.charge.reserve(len(token_ids), submit.n * submit.sampling.max_tokens)
             with self._place(call.tenant, submit, model, token_ids, failed) as placement:
+                if not placement.connection.model.is_alike(model):
+                    # All workers went, and others came, while the prompt was encoded.
+                    raise NoWorkerError("the workers serve another model now; try again")
                 attempt = Attempt(request, submit, call, placement, self._metrics)
                 try:
                     while not attempt.has_ended:

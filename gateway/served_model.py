@@ -24,6 +24,15 @@ class ServedModel:
     chat_template: ChatTemplate | None
     """None where the model has none."""
 
+    def is_alike(self, other: "ServedModel") -> bool:
+        """Whether ids and limits of one are those of the other."""
+        mine, theirs = self.description, other.description
+        return (mine.model, mine.fingerprint, mine.text_digest) == (
+            theirs.model,
+            theirs.fingerprint,
+            theirs.text_digest,
+        )
+
     def scope(self, tenant: str, salt: str) -> CacheScope:
         """Tell with whom a call shares: as its worker does, so that both name blocks alike."""
         return CacheScope(tenant, f"{self.description.model}@{self.description.fingerprint}", salt=salt)

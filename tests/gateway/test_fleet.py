@@ -17,6 +17,7 @@ from prefixgate.config.address import Address
 from prefixgate.gateway import server
 from prefixgate.gateway.fleet import Fleet
 from prefixgate.gateway.membership import Membership
+from prefixgate.gateway.prompt_encoder import PromptEncoder
 from prefixgate.gateway.worker_client import Probe
 from prefixgate.proto import gateway_pb2, worker_pb2
 from tests.gateway.fake_worker import HASH_KEY, FakeCall, FakeSession, FakeWorker, describe, serving
@@ -237,6 +238,36 @@ def test_a_worker_that_serves_something_else_is_refused_by_name(
     assert len(refusals) == len(others)
     for named, refusal in zip(("fingerprint", "context_length", "vocabulary_size"), refusals, strict=True):
         assert f"they differ in {named}" in refusal
+
+
+def test_a_prompt_that_was_encoded_for_one_model_is_not_sent_to_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end, encoding = asyncio.Event(), asyncio.Event()
+    encode = PromptEncoder.encode
+
+    async def slow(*arguments: Any) -> Any:
+        encoding.set()
+        await may_end.wait()
+        return await encode(*arguments)
+
+    monkeypatch.setattr(PromptEncoder, "encode", slow)
+
+    async def test() -> None:
+        async with fleeted(tmp_path, FakeWorker()) as f:
+            pending = f.complete()
+            await encoding.wait()
+            f.workers[0].description = describe(fingerprint="beef", incarnation="life-2")
+            f.sessions[0].close()
+            f.sessions[0] = await f.workers[0].sessions.get()
+            may_end.set()
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await pending
+            assert caught.value.code() is UNAVAILABLE
+            assert "another model" in (caught.value.details() or "")
+            assert f.is_idle()
+
+    run(test())
 
 
 def test_a_bound_on_calls_is_that_of_the_smallest_worker(tmp_path: Path) -> None:
