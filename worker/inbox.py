@@ -36,6 +36,8 @@ class Question(NamedTuple):
     work: Callable[[CacheControl], Any]
     answer: "Future[Any]"
     """Gets what the work returns or raises. Cancelled by an asker who no longer waits: the work is not done then."""
+    changes: bool = False
+    """Whether the work changes the cache, which is anyone's guess where it fails halfway."""
 
 
 class InboxClosedError(Exception):

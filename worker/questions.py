@@ -26,15 +26,17 @@ class Questions:
         self._inbox = inbox
         self._control = control
 
-    def ask(self, tenant: str, work: Callable[[CacheControl], T]) -> "Future[T]":
+    def ask(self, tenant: str, work: Callable[[CacheControl], T], *, changes: bool = False) -> "Future[T]":
         """Have work on the cache done for a tenant, before one of the next steps and in order of arrival.
+
+        ``changes`` says that the work may change the cache: what it raises but RefusedError then ends the engine.
 
         The future brings what the work returns or raises, and RefusedError where the engine ends first. Cancelling it
         before its turn takes the question back. Raises RefusedError where too many of the tenant's wait.
         """
         answer: Future[T] = Future()
         try:
-            self._inbox.ask(Question(tenant, work, answer))
+            self._inbox.ask(Question(tenant, work, answer, changes))
         except InboxClosedError:
             raise RefusedError(StatusCode.UNAVAILABLE, "the worker is shutting down; try again later") from None
         except InboxFullError:
@@ -48,7 +50,10 @@ class Questions:
     # On the engine's thread
 
     def answer(self) -> None:
-        """Answer the next few, and raise nothing: who asks must not hurt who computes."""
+        """Answer the next few. Raises what work that changes the cache raises, but for RefusedError.
+
+        Who asks must not hurt who computes, but nobody can compute on a cache that was changed halfway.
+        """
         for _ in range(MAX_ANSWERS):
             question = self._inbox.take_question()
             if question is None:
@@ -66,9 +71,12 @@ class Questions:
             return
         try:
             answer = question.work(self._control)
-        except Exception as error:
-            if not isinstance(error, RefusedError):
-                logger.exception("A question of tenant %r could not be answered", question.tenant)
+        except RefusedError as error:
             question.answer.set_exception(error)
+        except Exception as error:
+            logger.exception("A question of tenant %r could not be answered", question.tenant)
+            question.answer.set_exception(error)
+            if question.changes:
+                raise
         else:
             question.answer.set_result(answer)

@@ -198,7 +198,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         model, prompt, seconds = await self._ready(context), request.prompt, request.ttl_seconds
         scope = scope_of(model.spec, prompt.tenant, prompt.salt)
         pin = await self._ask(
-            request, context, prompt.tenant, lambda control: control.pin(scope, prompt.token_ids, seconds)
+            request, context, prompt.tenant, lambda control: control.pin(scope, prompt.token_ids, seconds), changes=True
         )
         return gateway_pb2.PinResponse(
             pin=write_pin(pin, incarnation=model.description.incarnation), prompt_tokens=len(prompt.token_ids)
@@ -207,7 +207,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def Unpin(self, request: worker_pb2.UnpinCommand, context: Context) -> gateway_pb2.UnpinResponse:
         """End a pin before its time."""
         pin_id = read_pin_id(request.pin_id)
-        await self._ask(request, context, request.tenant, lambda control: control.unpin(request.tenant, pin_id))
+        await self._ask(
+            request, context, request.tenant, lambda control: control.unpin(request.tenant, pin_id), changes=True
+        )
         return gateway_pb2.UnpinResponse()
 
     async def ListPins(self, request: worker_pb2.ListPinsCommand, context: Context) -> gateway_pb2.ListPinsResponse:
@@ -219,15 +221,19 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def Flush(self, request: worker_pb2.FlushCommand, context: Context) -> gateway_pb2.FlushResponse:
         """Forget what is cached for a tenant."""
         salt = request.salt if request.HasField("salt") else None
-        done = await self._ask(request, context, request.tenant, lambda control: control.flush(request.tenant, salt))
+        done = await self._ask(
+            request, context, request.tenant, lambda control: control.flush(request.tenant, salt), changes=True
+        )
         return gateway_pb2.FlushResponse(freed_blocks=done.freed_blocks, ended_pins=done.ended_pins)
 
-    async def _ask(self, request: Any, context: Context, tenant: str, work: Callable[[CacheControl], T]) -> T:
+    async def _ask(
+        self, request: Any, context: Context, tenant: str, work: Callable[[CacheControl], T], *, changes: bool = False
+    ) -> T:
         """Check a request and have it answered between two steps. A caller who gives up takes the question back."""
         model = await self._ready(context)
         try:
             TABLE[request.DESCRIPTOR.name].check("", request, model.bounds)
-            return await asyncio.wrap_future(model.engine.questions.ask(tenant, work))
+            return await asyncio.wrap_future(model.engine.questions.ask(tenant, work, changes=changes))
         except Exception as error:
             end = _end_of(error)
             await context.abort(end.code, end.message)

@@ -8,6 +8,8 @@ import pytest
 from grpc import StatusCode
 
 from prefixgate.proto import gateway_pb2, worker_pb2
+from prefixgate.worker.engine_thread import ENGINE_FAILED, EngineThread
+from prefixgate.worker.executor import FAULT
 from prefixgate.worker.request import End
 from tests.worker.driver import Driver, words
 from tests.worker.hosting import HANG_SECONDS, INCARNATION, Host, on_host
@@ -159,3 +161,53 @@ def test_an_engine_that_ends_refuses_who_waits() -> None:
             assert await asked == (StatusCode.UNAVAILABLE, "the worker is shutting down")
 
     on_host(scenario, threaded=False)
+
+
+def broken(*_: object, **__: object) -> None:
+    raise RuntimeError("the books do not balance")
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "part"),
+    [
+        ("Pin", pin(words(40)), "pin"),
+        ("Unpin", worker_pb2.UnpinCommand(tenant="acme", pin_id="0000000000000001"), "unpin"),
+        ("Flush", worker_pb2.FlushCommand(tenant="acme"), "flush"),
+    ],
+)
+def test_a_cache_that_fails_while_it_is_changed_ends_the_engine(method: str, request_: Any, part: str) -> None:
+    driver = Driver()
+    setattr(driver.cache, part, broken)
+
+    async def scenario(host: Host) -> None:
+        asked = getattr(host.stub, method)(request_)
+        while not driver.engine.inbox.wait(timeout=0):  # noqa: ASYNC110  # the inbox tells no event
+            await asyncio.sleep(0)
+        gateway = await host.gateway()
+        call = await gateway.submit(1, words(40))
+        while not driver.engine.inbox.num_submits:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        # Not earlier, so that the first step finds both.
+        thread = EngineThread(driver.engine, lambda: None)
+        thread.start()
+        assert await failure(asked) == (FAULT.code, FAULT.message)
+        await gateway.until(call, ends=1)
+        assert (call.codes, call.ends[0].message) == ([ENGINE_FAILED.code.value[0]], ENGINE_FAILED.message)
+        assert await asyncio.to_thread(thread.join, HANG_SECONDS)
+        late = host.stub.Flush(worker_pb2.FlushCommand(tenant="acme"))
+        assert (await failure(late))[0] is StatusCode.UNAVAILABLE
+
+    on_host(scenario, driver, threaded=False)
+
+
+def test_a_cache_that_fails_while_it_is_read_fails_for_who_asked() -> None:
+    driver = Driver()
+    driver.cache.explain = broken  # type: ignore[method-assign, assignment]
+
+    async def scenario(host: Host) -> None:
+        assert await failure(host.stub.Explain(cached(words(40)))) == (FAULT.code, FAULT.message)
+        gateway = await host.gateway()
+        await gateway.until(call := await gateway.submit(1, words(40)), ends=1)
+        assert call.codes == [OK]
+
+    on_host(scenario, driver)
