@@ -52,7 +52,7 @@ class Generator:
         """
         model = self._fleet.model
         check_request(request, model.description, call.charge.limits)
-        token_ids = await self._encoder.encode(request, model)
+        token_ids = await self._encoder.encode(request, model, call.tenant)
         failed: set[str] = set()
         while True:
             submit = self._submission(request, call, model.description, token_ids, time_remaining())

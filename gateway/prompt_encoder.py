@@ -29,8 +29,8 @@ class PromptEncoder:
         self.max_prompt_bytes = max_prompt_bytes
         """Longest rendered text; may be set while calls run."""
 
-    async def encode(self, request: Request, model: ServedModel) -> Sequence[int]:
-        """Encode a checked input. Raises FieldError for what template or tokenizer do not take.
+    async def encode(self, request: Request, model: ServedModel, tenant: str) -> Sequence[int]:
+        """Encode a checked input of a tenant. Raises FieldError for what template or tokenizer do not take.
 
         When cancelled, the thread ends what it has begun, bounded by the input's size, and the result is dropped.
         """
@@ -38,11 +38,13 @@ class PromptEncoder:
         match request.WhichOneof("input"):
             case "prompt":
                 prompt = request.prompt
-                ids = await self._threads.run(lambda: encode_prompt(prompt, model), characters=len(prompt))
+                ids = await self._threads.run(
+                    lambda: encode_prompt(prompt, model), characters=len(prompt), tenant=tenant
+                )
             case "chat":
                 chat, most = request.chat, self.max_prompt_bytes
                 size = sum(len(message.content) for message in chat.messages)
-                ids = await self._threads.run(lambda: encode_chat(chat, model, most), characters=size)
+                ids = await self._threads.run(lambda: encode_chat(chat, model, most), characters=size, tenant=tenant)
             case _:
                 assert not isinstance(request, gateway_pb2.TokenizeRequest)
                 # All that follows goes through them faster than through the message.

@@ -36,7 +36,7 @@ class Warmer:
         """
         model = self._fleet.model
         check_request(request, model.description, call.charge.limits)
-        token_ids = await self._encoder.encode(request, model)
+        token_ids = await self._encoder.encode(request, model, call.tenant)
         check_encoded_prompt(request, len(token_ids), model.description, call.charge.limits)
         most = model.description.max_call_tokens
         if len(token_ids) > most:

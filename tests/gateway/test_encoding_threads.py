@@ -29,7 +29,7 @@ async def main(words):
     async def encode(number):
         # No two prompts are alike, and each is one word: letters only.
         text = "".join(chr(97 + int(digit)) for digit in f"{number:0100d}"[::-1])
-        await threads.run(lambda: tokenizer.encode_prompt(text), characters=len(text))
+        await threads.run(lambda: tokenizer.encode_prompt(text), characters=len(text), tenant="acme")
     await encode(0)
     before = resident()
     for start in range(0, words, 100):
@@ -40,19 +40,84 @@ asyncio.run(main(int(sys.argv[1])))
 """
 
 
-def test_work_given_to_threads_that_are_replaced_is_done_all_the_same() -> None:
+def test_threads_that_are_replaced_count_until_they_have_done_what_they_were_given() -> None:
+    """Long prompts have the threads replaced all the time: each must not bring threads of its own."""
     release = threading.Event()
+    busy, lock, most = 0, threading.Lock(), 0
+
+    def hold() -> int:
+        nonlocal busy, most
+        with lock:
+            busy += 1
+            most = max(most, busy)
+        release.wait(60)
+        with lock:
+            busy -= 1
+        return threading.get_ident()
+
+    async def test() -> None:
+        threads = EncodingThreads(2)
+        work = [asyncio.create_task(threads.run(hold, characters=2 * MAX_CHARACTERS, tenant="acme")) for _ in range(20)]
+        await asyncio.sleep(0)
+        release.set()
+        await asyncio.gather(*work)
+        assert most <= 2
+        threads.stop()
+
+    try:
+        run(test())
+    finally:
+        release.set()
+
+
+def test_tenants_that_wait_take_turns() -> None:
+    """Whoever comes behind another tenant's many prompts waits for those in the threads, and for one more."""
+    release = threading.Event()
+    done: list[str] = []
 
     async def test() -> None:
         threads = EncodingThreads(1)
-        first = asyncio.create_task(threads.run(lambda: release.wait(60), characters=MAX_CHARACTERS))
-        behind = asyncio.create_task(threads.run(threading.get_ident, characters=1))
+
+        async def encode(tenant: str, name: str) -> None:
+            await threads.run(release.wait, characters=1, tenant=tenant)
+            done.append(name)
+
+        work = [asyncio.create_task(encode("acme", f"acme {number}")) for number in range(5)]
+        work += [asyncio.create_task(encode("globex", f"globex {number}")) for number in range(2)]
         await asyncio.sleep(0)
-        # New threads answer while the old one is busy, and the old one does what it was given.
-        new = await threads.run(threading.get_ident, characters=1)
+        # One that gives up takes nobody's turn.
+        work[1].cancel()
+        await asyncio.wait([work[1]])
         release.set()
-        assert await first
-        assert await behind == new, "the second piece of work already belongs to the new thread"
+        await asyncio.gather(*work, return_exceptions=True)
+        assert done == ["acme 0", "acme 2", "globex 0", "acme 3", "globex 1", "acme 4"]
+        threads.stop()
+
+    try:
+        run(test())
+    finally:
+        release.set()
+
+
+def test_a_caller_who_gives_up_frees_no_thread_that_is_at_work() -> None:
+    begun, release = threading.Event(), threading.Event()
+    done: list[str] = []
+
+    def hold() -> None:
+        begun.set()
+        release.wait(60)
+        done.append("first")
+
+    async def test() -> None:
+        threads = EncodingThreads(1)
+        first = asyncio.create_task(threads.run(hold, characters=MAX_CHARACTERS, tenant="acme"))
+        await asyncio.to_thread(begun.wait, 60)
+        second = asyncio.create_task(threads.run(lambda: done.append("second"), characters=1, tenant="acme"))
+        first.cancel()
+        await asyncio.wait([first])
+        release.set()
+        await second
+        assert done == ["first", "second"]
         threads.stop()
 
     try:
@@ -71,8 +136,8 @@ def test_what_has_not_begun_is_dropped_at_the_end() -> None:
 
     async def test() -> None:
         threads = EncodingThreads(1)
-        first = asyncio.create_task(threads.run(hold, characters=1))
-        second = asyncio.create_task(threads.run(lambda: "never", characters=1))
+        first = asyncio.create_task(threads.run(hold, characters=1, tenant="acme"))
+        second = asyncio.create_task(threads.run(lambda: "never", characters=1, tenant="acme"))
         await asyncio.to_thread(begun.wait, 60)
         threads.stop()
         release.set()
