@@ -46,9 +46,6 @@ class Outflow:
             generating.cancel()
             # Until the generation is closed, its call lives on at the worker.
             await asyncio.wait([generating])
-            if not generating.cancelled():
-                # Looked at here too: where writing has failed already, nobody else does, and asyncio would complain.
-                generating.exception()
 
     async def _generate(self) -> None:
         try:

@@ -1,6 +1,7 @@
 """A reader that is slower than its generation: nothing is lost, nothing is kept twice, and nobody else is held up."""
 
 import asyncio
+import contextlib
 import gc
 from collections.abc import AsyncGenerator, Sequence
 
@@ -189,7 +190,7 @@ def test_a_client_that_is_gone_ends_its_generation() -> None:
     run(test())
 
 
-def test_a_failure_behind_a_client_that_is_gone_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failure_behind_a_client_that_is_gone_is_no_news() -> None:
     async def test() -> None:
         async def generation() -> AsyncGenerator[Response, None]:
             yield Response(deltas=[delta()])
@@ -198,12 +199,15 @@ def test_a_failure_behind_a_client_that_is_gone_is_no_news(caplog: pytest.LogCap
         async def write(_: Response) -> None:
             raise grpc.aio.InternalError("nothing can be sent")
 
-        with pytest.raises(grpc.aio.InternalError):
+        complaints: list[dict[str, object]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        # Not with pytest.raises, which would keep the frames, and with them the task that asyncio looks at in the end.
+        with contextlib.suppress(grpc.aio.InternalError):
             await Outflow(generation()).run(write)
         gc.collect()
+        assert complaints == []
 
     run(test())
-    assert caplog.text == ""
 
 
 def test_a_client_that_stops_reading_holds_up_nobody_and_its_stop_string_counts_when_it_is_generated() -> None:
