@@ -114,7 +114,7 @@ class PrefixRouter:
         if keeps_blocks:
             speed = speeds[chosen.worker]
             seconds = (chosen.pending.left(now, speed) + prompt_tokens - cached) / speed
-            self._predictions.add(chosen.worker, hashes[prefix.held :], seconds + _EXPECT_SECONDS)
+            self._predictions.add(chosen.worker, tenant, hashes[prefix.held :], seconds + _EXPECT_SECONDS)
         reusable_tokens = min(reusable * self._hasher.block_size, prompt_tokens - 1)
         return Choice(chosen.worker, prompt_tokens if reads_cache else 0, reusable_tokens, cached)
 

@@ -144,16 +144,20 @@ class RoutingIndex:
         held: Set[BlockHash] = picture.held.get(tenant, _NOTHING) if picture is not None else _NOTHING
         now = bisect_left(hashes, True, key=lambda block_hash: block_hash not in held)
         soon = bisect_left(
-            hashes, True, lo=now, key=lambda block_hash: block_hash not in held and not expects(worker, block_hash)
+            hashes,
+            True,
+            lo=now,
+            key=lambda block_hash: block_hash not in held and not expects(worker, tenant, block_hash),
         )
         return Prefix(now, soon)
 
     def _change(self, worker: str, picture: _Picture, event: Event) -> None:
         if isinstance(event, Cleared):
             picture.clear(event.tenant)
-            self._predictions.forget(worker)
+            # Only its own: what one tenant flushes must not cost others their hits.
+            self._predictions.forget(worker, event.tenant)
             return
-        self._predictions.confirm(worker, event.hashes)
+        self._predictions.confirm(worker, event.tenant, event.hashes)
         if isinstance(event, Stored):
             picture.store(event.tenant, event.hashes)
             return

@@ -222,11 +222,14 @@ def test_a_restart_in_place_drops_what_the_life_before_held() -> None:
 
 
 def test_what_a_tenant_flushed_is_gone_and_others_keep_theirs() -> None:
-    picture = index()
+    predictions = Predictions(lambda: 0.0)
+    picture = RoutingIndex(predictions)
     picture.snapshot("x", "life", 0, {"a": path("a", "01"), "b": path("b", "0")})
+    predictions.add("x", "a", path("a", "012"), 5.0)
+    predictions.add("x", "b", path("b", "01"), 5.0)
     assert picture.apply("x", "life", 1, Cleared("a"))
-    assert picture.prefix("x", "a", path("a", "01")).held == 0
-    assert picture.prefix("x", "b", path("b", "0")).held == 1
+    assert picture.prefix("x", "a", path("a", "012")) == Prefix(0, 0)
+    assert picture.prefix("x", "b", path("b", "01")) == Prefix(1, 2)
 
 
 def test_pressure_is_the_turnover_beside_that_of_all() -> None:
