@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import CancelledError
+from pathlib import Path
 
 import pytest
 
@@ -154,5 +155,5 @@ def test_what_has_not_begun_is_dropped_at_the_end() -> None:
 def test_what_the_library_remembers_is_bounded() -> None:
     """Left alone it holds 130 megabytes after so many prompts, and with the threads replaced 35 however many come."""
     command = [sys.executable, "-c", MEASURE, str(WORDS)]
-    measured = subprocess.run(command, check=True, capture_output=True, text=True)
+    measured = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert int(measured.stdout) < 80 << 20
