@@ -1,7 +1,9 @@
 """A gateway in front of several workers: who gets a call, and what becomes of it when a worker does not answer."""
 
 import asyncio
+import contextlib
 import logging
+import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -20,7 +22,8 @@ from prefixgate.gateway.membership import Membership
 from prefixgate.gateway.prompt_encoder import PromptEncoder
 from prefixgate.gateway.worker_client import Probe
 from prefixgate.proto import gateway_pb2, worker_pb2
-from tests.gateway.fake_worker import HASH_KEY, FakeCall, FakeSession, FakeWorker, describe, serving
+from tests.counts import scaled
+from tests.gateway.fake_worker import HASH_KEY, FakeCall, FakeSession, FakeWorker, answer_all, describe, serving
 from tests.gateway.rig import Client, collect, gateway, gateway_client, prompt, run, text_of
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
@@ -487,5 +490,90 @@ def test_a_worker_that_is_named_no_more_ends_what_it_has_and_can_come_back(
             there[:] = [one]
             await both[0].sessions.get()
             await f.sessions[1].closed.wait()
+
+    run(test())
+
+
+def test_every_call_ends_whatever_workers_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are killed, restarted in place, named no more and named again, in any order, while clients go on."""
+    there: list[str] = []
+
+    async def lookup(_: Address) -> list[str]:
+        return list(there)
+
+    monkeypatch.setattr(server, "Membership", partial(Membership, lookup=lookup, seconds=0.001))
+
+    async def answer(call: FakeCall) -> None:
+        # A worker that was killed cannot write any more.
+        with contextlib.suppress(Exception):
+            await call.send((0, [64]))
+            await call.finish([65])
+
+    async def live(number: int, until: asyncio.Event) -> None:
+        worker = FakeWorker(describe(incarnation=f"life-{number}-{id(until)}"))
+        async with serving(worker, tmp_path / str(number)):
+            answering = asyncio.create_task(answer_all(worker, answer))
+            await until.wait()
+            answering.cancel()
+
+    async def ask(client: Client, ended: asyncio.Queue[grpc.StatusCode], done: asyncio.Event) -> None:
+        while not done.is_set():
+            call = client.stub.Generate(prompt("hi"))
+            try:
+                texts = text_of(await collect(call))
+                assert texts == "ab"
+            except grpc.aio.AioRpcError:
+                pass
+            ended.put_nowait(await call.code())
+
+    async def test() -> None:
+        rng, done, codes, ended = random.Random(7), asyncio.Event(), list[grpc.StatusCode](), asyncio.Queue[Any]()
+        addresses = [f"unix:{tmp_path}/{number}" for number in range(3)]
+        there[:] = addresses
+        lives: dict[int, tuple[asyncio.Event, asyncio.Task[None]]] = {}
+
+        def start(number: int) -> None:
+            until = asyncio.Event()
+            lives[number] = until, asyncio.create_task(live(number, until))
+
+        async def kill(number: int) -> None:
+            until, task = lives.pop(number)
+            until.set()
+            await task
+
+        async with gateway("dns:workers:1") as running, gateway_client(running) as client:
+            for number in range(3):
+                start(number)
+            await client.until_health(1)
+            asking = [asyncio.create_task(ask(client, ended, done)) for _ in range(6)]
+            for _ in range(scaled(200)):
+                number = rng.randrange(3)
+                if rng.random() < 0.5:
+                    if number in lives:
+                        await kill(number)
+                    else:
+                        start(number)
+                elif addresses[number] in there:
+                    there.remove(addresses[number])
+                else:
+                    there.append(addresses[number])
+                # So many calls between two changes, however fast or slow they are.
+                for _ in range(rng.randrange(6)):
+                    codes.append(await ended.get())
+            there[:] = addresses
+            for number in range(3):
+                if number not in lives:
+                    start(number)
+            done.set()
+            await asyncio.gather(*asking)
+            codes += [ended.get_nowait() for _ in range(ended.qsize())]
+            assert set(codes) <= {grpc.StatusCode.OK, UNAVAILABLE}
+            # Now that nobody goes any more, calls are answered, once the last of the killed ones is missed.
+            last = grpc.StatusCode.UNKNOWN
+            while last is not grpc.StatusCode.OK:
+                last = await client.stub.Complete(prompt("hi")).code()
+            assert await client.metric("prefixgate_gateway_live_calls") == 0
+            for number in range(3):
+                await kill(number)
 
     run(test())
