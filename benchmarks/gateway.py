@@ -2,19 +2,19 @@
 
     python -m benchmarks.gateway [--json FILE] [--quick] [--only CASE ...]
 
-A worker with the witness model, a gateway and two pass-throughs (``benchmarks/pass_through.py``) run as processes on
-Unix sockets, with 16 tenants. The contenders of a case take turns, or work at the same time on the same bytes. All
+A worker with the witness model, a gateway and a pass-through (``benchmarks/pass_through.py``) run as processes on Unix
+sockets, with 16 tenants. The contenders of a case take turns, or work at the same time on the same bytes. All
 within four minutes; ``--quick`` is the same with fewer repetitions, in half a minute. Cases and their keys in the JSON
 file:
 
 - ``first``: the first token of a cached prompt of 1,000 token ids, so without tokenizing and with hardly any computing,
-  in milliseconds, medians: through the gateway (``first_gateway_ms``), straight from the worker on a stream that is
-  kept open as the gateway's is (``first_kept_ms``), through the pass-through, with a stream of its own for the call on
-  both of its sides (``first_pass_through_ms``), and straight from the worker with such a stream (``first_anew_ms``).
-  ``first_added_ms`` (at most 1) is what the gateway adds to ``kept`` less what the pass-through adds to ``anew``.
+  in milliseconds, medians: straight from the worker, on a stream that is kept open as the gateway's is
+  (``first_worker_ms``), through the gateway (``first_gateway_ms``), and through the pass-through and the gateway
+  (``first_relayed_ms``). So each hop is seen by itself, with the same bytes: ``first_gateway_hop_ms`` and
+  ``first_pass_through_hop_ms``, and ``first_added_ms`` (at most 1) is what the gateway's takes more.
 - ``stream``: 64 concurrent streams through a pass-through and then the gateway, so that both handle the same messages
-  at the same time. Microseconds of CPU time per streamed token, ``stream_gateway_us`` and ``stream_pass_through_us``, and
-  ``stream_cpu_ratio`` (at most 1.5). Scrapes of the gateway's metrics under that load, milliseconds:
+  at the same time. Microseconds of CPU time per streamed token, ``stream_gateway_us`` and ``stream_pass_through_us``,
+  and ``stream_cpu_ratio`` (at most 1.5). Scrapes of the gateway's metrics under that load, milliseconds:
   ``metrics_p50_ms``, ``metrics_p99_ms`` (at most 5), and ``metrics_series``.
 - ``memory``: the gateway's resident memory before and after 10,000 calls, 64 at a time: ``memory_grown_mib``, and
   ``memory_bytes_per_call``.
@@ -42,7 +42,7 @@ import grpc.aio
 
 from benchmarks.hosted_worker import Client
 from benchmarks.served import TENANTS, Served, credential, served
-from prefixgate.proto import gateway_pb2, gateway_pb2_grpc, generation_pb2, worker_pb2, worker_pb2_grpc
+from prefixgate.proto import gateway_pb2, gateway_pb2_grpc, generation_pb2, worker_pb2
 from prefixgate.proto.transport import CHANNEL_OPTIONS
 
 STEP_MS = 25
@@ -122,26 +122,14 @@ def _channel(address: str) -> grpc.aio.Channel:
 
 async def first(bench: Bench, where: Served) -> None:
     prompt = bench.prompt()
-    async with _channel(where.gateway) as ours, _channel(where.worker_relay) as bare, _channel(where.worker) as worker:
-        direct, relayed = where.link.stub(worker), where.link.stub(bare)
-        description = await direct.Describe(worker_pb2.DescribeRequest())
-        kept = Client(direct, description)
-        await kept.greet()
-
-        async def anew(stub: "worker_pb2_grpc.WorkerAsyncStub") -> float:
-            begin = time.perf_counter()
-            session = Client(stub, description)
-            await session.greet()
-            greeted = (time.perf_counter() - begin) * 1e3
-            milliseconds = greeted + await session.first_token_ms(prompt)
-            session.cancel()
-            return milliseconds
-
+    async with _channel(where.gateway) as ours, _channel(where.relay) as relay, _channel(where.worker) as worker:
+        direct = where.link.stub(worker)
+        session = Client(direct, await direct.Describe(worker_pb2.DescribeRequest()))
+        await session.greet()
         ways: Mapping[str, Callable[[], Awaitable[float]]] = {
+            "worker": functools.partial(session.first_token_ms, prompt),
             "gateway": functools.partial(GatewayClient(ours).first_token_ms, prompt),
-            "kept": functools.partial(kept.first_token_ms, prompt),
-            "pass_through": functools.partial(anew, relayed),
-            "anew": functools.partial(anew, direct),
+            "relayed": functools.partial(GatewayClient(relay).first_token_ms, prompt),
         }
         times: dict[str, list[float]] = {name: [] for name in ways}
         for number in range(WARM_ROUNDS + bench.sizes.first_rounds):
@@ -151,16 +139,16 @@ async def first(bench: Bench, where: Served) -> None:
                     times[name].append(milliseconds)
     for name, values in times.items():
         bench.record(f"first_{name}_ms", statistics.median(values))
-    rounds = zip(*times.values(), strict=True)
-    bench.record(
-        "first_added_ms", statistics.median(gateway - kept - (relay - anew) for gateway, kept, relay, anew in rounds)
-    )
+    rounds = list(zip(*times.values(), strict=True))
+    bench.record("first_gateway_hop_ms", statistics.median(ours - worker for worker, ours, _ in rounds))
+    bench.record("first_pass_through_hop_ms", statistics.median(both - ours for _, ours, both in rounds))
+    bench.record("first_added_ms", statistics.median(2 * ours - worker - both for worker, ours, both in rounds))
 
 
 async def stream(bench: Bench, where: Served) -> None:
     tokens = bench.sizes.stream_tokens
     ratios, ours, bare, scrapes = [], [], [], list[float]()
-    async with _channel(where.gateway_relay) as channel:
+    async with _channel(where.relay) as channel:
         client = GatewayClient(channel)
 
         async def load(length: int) -> None:

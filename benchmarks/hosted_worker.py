@@ -81,10 +81,6 @@ class Client:
         )
         await self._stream.write(worker_pb2.SessionRequest(hello=hello))
 
-    def cancel(self) -> None:
-        """Close the stream."""
-        self._stream.cancel()
-
     async def first_token_ms(self, prompt: Sequence[int]) -> float:
         """Submit a call for one token; returns how long it took to come."""
         self._calls += 1

@@ -2,13 +2,12 @@
 
     python -m benchmarks.pass_through LISTEN TARGET
 
-It knows the two streams that the benchmark sends through it, and of neither what is in it: requests and responses are
-bytes. It says ``ready`` when it serves, and ends with its standard input.
+It knows the name of the one stream that the benchmark sends through it, and nothing of what is in it: requests and
+responses are bytes. It says ``ready`` when it serves, and ends with its standard input.
 """
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -17,7 +16,6 @@ import grpc.aio
 from prefixgate.proto.transport import CHANNEL_OPTIONS, SERVER_OPTIONS
 
 GENERATE = "/prefixgate.v1.Gateway/Generate"
-SESSION = "/prefixgate.v1.Worker/Session"
 
 
 class PassThrough(grpc.GenericRpcHandler):
@@ -25,30 +23,20 @@ class PassThrough(grpc.GenericRpcHandler):
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._generate: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(GENERATE)
-        self._session: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(SESSION)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
         if handler_call_details.method == GENERATE:
-            return grpc.unary_stream_rpc_method_handler(self._pass_generate)
-        if handler_call_details.method == SESSION:
-            return grpc.stream_stream_rpc_method_handler(self._pass_session)
+            return grpc.unary_stream_rpc_method_handler(self._pass_on)
         return None
 
-    async def _pass_generate(self, request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+    async def _pass_on(self, request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         async for message in self._generate(request, metadata=_credential(context)):
-            await context.write(message)
-
-    async def _pass_session(
-        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
-    ) -> None:
-        async for message in self._session(requests, metadata=_credential(context)):
             await context.write(message)
 
 
 def _credential(context: Any) -> Any:
-    """Pick what proves who calls: to the gateway by a key, to the worker by a secret."""
-    names = ("authorization", "prefixgate-access-bin")
-    return tuple((key, value) for key, value in context.invocation_metadata() or () if key in names)
+    """Pick what proves who calls."""
+    return tuple((key, value) for key, value in context.invocation_metadata() or () if key == "authorization")
 
 
 async def serve(listen: str, target: str) -> None:

@@ -1,4 +1,4 @@
-"""A worker with the witness, a gateway before it, and pass-throughs before either, as processes of their own."""
+"""A worker with the witness, a gateway before it, and a pass-through before that, as processes of their own."""
 
 import contextlib
 import os
@@ -35,16 +35,13 @@ class Served:
 
     gateway: str
     worker: str
-    gateway_relay: str
-    """Passes on to the gateway."""
-    worker_relay: str
-    """Passes on to the worker."""
+    relay: str
+    """The pass-through to the gateway."""
     gateway_page: str
     link: WorkerLink
     """How a gateway calls the worker."""
     gateway_process: psutil.Process
     relay_process: psutil.Process
-    """The one before the gateway."""
 
 
 @contextlib.contextmanager
@@ -56,7 +53,7 @@ def served(model: str) -> Iterator[Served]:
         digests = {tenant: digest_api_key(f"key of {tenant}".encode()) for tenant in TENANTS}
         config.write_text("".join(f'[tenants.{name}]\napi_keys = ["{key}"]\n' for name, key in digests.items()))
         worker, gateway = f"unix:{folder}/worker.sock", f"unix:{folder}/gateway.sock"
-        relays = {target: f"{target}.relay" for target in (worker, gateway)}
+        relay = f"unix:{folder}/relay.sock"
         start = _Starter(folder, stack)
         start(
             ("prefixgate.worker", f"--config={config}", f"--model={model}", "--blocks=8192"),
@@ -68,10 +65,9 @@ def served(model: str) -> Iterator[Served]:
             (f"--gateway-listen={gateway}", "--gateway-http=127.0.0.1:0"),
             r"metrics on (\S+)",
         )
-        start(("benchmarks.pass_through", relays[worker], worker), (), "(ready)")
-        relay_process, _ = start(("benchmarks.pass_through", relays[gateway], gateway), (), "(ready)")
+        relay_process, _ = start(("benchmarks.pass_through", relay, gateway), (), "(ready)")
         link = WorkerLink(BlockHasher(start.hash_key).derive(ACCESS_PURPOSE))
-        yield Served(gateway, worker, relays[gateway], relays[worker], page, link, gateway_process, relay_process)
+        yield Served(gateway, worker, relay, page, link, gateway_process, relay_process)
 
 
 class _Starter:
