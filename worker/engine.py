@@ -63,7 +63,7 @@ class Engine:
         self._eos_ids = frozenset(runner.spec.eos_ids)
         self._scheduler = Scheduler(cache, limits, weights)
         self._control = CacheControl(cache, self._scheduler, clock)
-        self.questions = Questions(self.inbox, self._control)
+        self.questions = Questions(self.inbox, self._control, clock)
         self._executor = Executor(runner, cache, poison=poison)
         self._deadlines = Deadlines()
         self._time_limits = Deadlines()

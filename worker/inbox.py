@@ -56,8 +56,8 @@ class Inbox:
         self._submits: list[Request] = []
         self._by_tenant: Counter[str] = Counter()
         self._cancels: list[Cancellation] = []
-        self._questions: deque[Question] = deque()
-        self._asked_by: Counter[str] = Counter()
+        self._questions: dict[str, deque[Question]] = {}
+        """By tenant, the one whose turn is next first."""
         self._closed = False
 
     @property
@@ -90,10 +90,11 @@ class Inbox:
         with self._changed:
             if self._closed:
                 raise InboxClosedError
-            if self._asked_by[question.tenant] >= MAX_QUESTIONS:
+            line = self._questions.get(question.tenant, deque())
+            if len(line) >= MAX_QUESTIONS:
                 raise InboxFullError
-            self._asked_by[question.tenant] += 1
-            self._questions.append(question)
+            line.append(question)
+            self._questions[question.tenant] = line
             self._changed.notify()
 
     def close(self) -> None:
@@ -110,12 +111,15 @@ class Inbox:
             return commands
 
     def take_question(self) -> Question | None:
-        """Take the question that has waited longest; None where there is none."""
+        """Take the question that has waited longest, of one tenant after the other; None where there is none."""
         with self._changed:
             if not self._questions:
                 return None
-            question = self._questions.popleft()
-            self._asked_by -= Counter([question.tenant])  # drops what comes to zero
+            tenant = next(iter(self._questions))
+            line = self._questions.pop(tenant)
+            question = line.popleft()
+            if line:  # behind the other tenants
+                self._questions[tenant] = line
             return question
 
     def wait(self, timeout: float | None = None) -> bool:

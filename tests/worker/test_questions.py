@@ -1,4 +1,4 @@
-"""Work on the cache that other threads ask for: in order, a few before each step, and always answered."""
+"""Work on the cache that other threads ask for: in turns, a few before each step, and always answered."""
 
 from concurrent.futures import CancelledError, Future
 from typing import Any
@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from grpc import StatusCode
 
+from prefixgate.worker.cache_control import CacheControl
 from prefixgate.worker.engine_thread import EngineThread
 from prefixgate.worker.inbox import MAX_QUESTIONS
-from prefixgate.worker.questions import MAX_ANSWERS
+from prefixgate.worker.questions import MAX_ANSWERS, MAX_SECONDS
 from prefixgate.worker.request import End, RefusedError
 from tests.worker.driver import Driver, words
 
@@ -20,7 +21,7 @@ def ask(driver: Driver, done: list[int], number: int = 0, tenant: str = "acme") 
     return driver.engine.questions.ask(tenant, lambda _: done.append(number))
 
 
-def test_a_few_are_answered_before_each_step_in_order_of_arrival_whoever_asked() -> None:
+def test_a_few_are_answered_before_each_step_in_order_of_arrival() -> None:
     driver, done = Driver(), list[int]()
     for number in range(2 * MAX_ANSWERS + 1):
         ask(driver, done, number, tenant=("acme", "bolt")[number % 2])
@@ -30,6 +31,30 @@ def test_a_few_are_answered_before_each_step_in_order_of_arrival_whoever_asked()
         driver.step()
         assert done == list(range(answered))
     assert not driver.engine.inbox.wait(timeout=0)
+
+
+def test_tenants_are_answered_in_turns() -> None:
+    driver, done = Driver(), list[int]()
+    for number in range(MAX_QUESTIONS):
+        ask(driver, done, number)
+    for number in range(100, 103):
+        ask(driver, done, number, tenant="bolt")
+    driver.step()
+    assert done == [0, 100, 1, 101, 2, 102, 3, 4]
+
+
+def test_what_takes_long_is_not_followed_by_more_before_the_next_step() -> None:
+    driver, done = Driver(), list[int]()
+
+    def think(_: CacheControl) -> None:
+        driver.now += 2 * MAX_SECONDS
+        done.append(len(done))
+
+    for _ in range(3):
+        driver.engine.questions.ask("acme", think)
+    for answered in range(1, 4):
+        driver.step()
+        assert done == list(range(answered))
 
 
 def test_who_asks_too_much_is_refused_and_nobody_else_is() -> None:
