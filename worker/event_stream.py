@@ -9,7 +9,8 @@ from prefixgate.proto import worker_pb2
 from prefixgate.worker.cache_feed import CacheFeed, Numbered, Snapshot
 
 MAX_PENDING_HASHES = 1 << 16
-"""Hashes kept for a gateway that reads slowly, 1 MiB. Beyond that a snapshot is shorter than what it has missed."""
+"""Hashes kept for a gateway that reads slowly, 1 MiB; an event without any counts as one. Beyond that a snapshot is
+shorter than what it has missed."""
 PART_HASHES = 1 << 16
 """Hashes of a snapshot in one message."""
 GATHER_SECONDS = 0.02
@@ -69,7 +70,7 @@ class EventStream:
             self._lost = True
         elif not self._lost:
             self._pending += events
-            self._num_hashes += sum(len(event.hashes) for _, event in events if not isinstance(event, Cleared))
+            self._num_hashes += sum(1 if isinstance(event, Cleared) else len(event.hashes) for _, event in events)
             self._lost = self._num_hashes > MAX_PENDING_HASHES
         if self._lost:
             self._drop()

@@ -193,6 +193,29 @@ def test_a_gateway_that_does_not_read_costs_a_bounded_number_of_hashes_and_gets_
     asyncio.run(scenario())
 
 
+def test_flushes_again_and_again_cost_a_gateway_that_does_not_read_no_more() -> None:
+    """They bring events without a hash."""
+
+    async def scenario() -> None:
+        log, picture = Log(Driver()), Picture()
+        running = asyncio.create_task(log.stream.run(log.send))
+        picture.take(await log.sent.get())  # and its send goes on and on
+        for _ in range(MAX_PENDING_HASHES // 8192 + 1):
+            for _ in range(8192):
+                log.cache.events.cleared("acme")
+            log.feed.publish()
+        await asyncio.sleep(0)  # the news of other threads have arrived
+        log.may_send.release()
+        picture.take(await log.sent.get())
+        assert (picture.number, picture.snapshots) == (log.cache.events.last, 2)
+        log.stream.close()
+        log.may_send.release()
+        with pytest.raises(EventStreamClosedError):
+            await running
+
+    asyncio.run(scenario())
+
+
 def test_the_load_is_told_when_it_has_changed_and_not_again() -> None:
     async def scenario() -> None:
         log, picture = Log(Driver()), Picture()
