@@ -33,6 +33,7 @@ class Membership:
         self._lookup = lookup
         self._seconds = seconds
         self._found: dict[Address, frozenset[str]] = {}
+        self._complaints: dict[Address, str] = {}
 
     async def changes(self) -> AsyncIterator[frozenset[str]]:
         """Yield the addresses there are now, then all of them again after each change. Ends where none can come."""
@@ -49,7 +50,11 @@ class Membership:
     async def _refresh(self, name: Address) -> None:
         try:
             self._found[name] = frozenset(await self._lookup(name))
+            self._complaints.pop(name, None)
         except (OSError, UnicodeError) as error:  # the second for a name that no server could have
             # What was found before stays: a worker that is gone does no harm here, as nothing connects to it, while
             # forgetting them all would let a failing DNS server take the fleet down.
-            logger.warning("Looking up %s failed, its workers stay as they were: %s", name, error)
+            # It is logged once for each reason, not once for each look-up.
+            if self._complaints.get(name) != str(error):
+                self._complaints[name] = str(error)
+                logger.warning("Looking up %s failed, its workers stay as they were: %s", name, error)

@@ -64,6 +64,13 @@ def test_a_look_up_that_fails_takes_nobody_away(
     assert str(error) in caplog.text
 
 
+def test_a_look_up_that_goes_on_failing_is_logged_once_for_each_reason(caplog: pytest.LogCaptureFixture) -> None:
+    down, gone = OSError("no server answers"), OSError("there is no such name")
+    names = Names(down, down, down, gone, gone, ["10.0.0.1:80"], down, ["10.0.0.2:80"])
+    run(first(Membership(["dns:workers.svc:80"], lookup=names, seconds=0.0), 3))
+    assert [record.args[1] for record in caplog.records if isinstance(record.args, tuple)] == [down, gone, down]
+
+
 def test_the_systems_resolver_is_asked() -> None:
     assert "127.0.0.1:80" in asyncio.run(_resolved(Address("127.0.0.1", 80)))
     assert asyncio.run(_resolved(Address("::1", 80))) == ["[::1]:80"]
