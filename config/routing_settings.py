@@ -13,13 +13,13 @@ class RoutingSettings:
     """
 
     miss_weight: float = setting(
-        3.0,
+        4.0,
         Number(0, 100),
         "What a second of computing a prompt counts beside a second of waiting. More keeps calls where their prefix "
         "is cached, less spreads them.",
     )
     eviction_weight: float = setting(
-        1.0,
+        2.0,
         Number(0, 100),
         "What it counts in addition on a worker whose pool turns over as fast as the average pool; in proportion on "
         "others. More evens out the use of the pools.",
