@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import grpc
 import grpc.aio
 
-from prefixgate.gateway.errors import CallError, NoWorkerError
+from prefixgate.gateway.errors import CallError, NoWorkerError, is_being_cancelled
 from prefixgate.gateway.live_calls import Call
 from prefixgate.gateway.prompt_encoder import PromptEncoder
 from prefixgate.gateway.served_model import ServedModel
@@ -45,7 +45,7 @@ class Workers(Protocol):
 
     @property
     def num_unreachable(self) -> int:
-        """Workers that are known and cannot be asked now."""
+        """Workers that are known and are not among ``connections``."""
 
     def connections(self) -> Sequence[Connection]:
         """The workers that can be asked now."""
@@ -69,18 +69,19 @@ class CacheControl:
         connections = self._connections()
         worker = connections[0] if len(connections) == 1 else (await self._best(prompt))[0]
         command = worker_pb2.PinCommand(prompt=prompt, ttl_seconds=request.ttl_seconds)
-        return await _answer(worker.stub.Pin(command, timeout=_WORKER_SECONDS))
+        return await _answer(lambda: worker.stub.Pin(command, timeout=_WORKER_SECONDS))
 
     async def unpin(self, request: gateway_pb2.UnpinRequest, call: Call) -> gateway_pb2.UnpinResponse:
         """End a pin, whichever worker holds it: its name does not tell."""
         self._check(request, call)
         command = worker_pb2.UnpinCommand(tenant=call.tenant, pin_id=request.pin_id)
+        unreachable = self._workers.num_unreachable
         answers = await self._ask_all(lambda stub: stub.Unpin(command, timeout=_WORKER_SECONDS))
         errors = [answer for answer in answers if isinstance(answer, CallError)]
         if len(errors) < len(answers):
             return gateway_pb2.UnpinResponse()
         # One that cannot answer may hold it.
-        missing = sum(error.code is not grpc.StatusCode.NOT_FOUND for error in errors) + self._workers.num_unreachable
+        missing = sum(error.code is not grpc.StatusCode.NOT_FOUND for error in errors) + unreachable
         if missing:
             raise NoWorkerError(f"{missing} workers could not be reached, and may hold the pin; try again later")
         raise errors[0]
@@ -99,9 +100,11 @@ class CacheControl:
         self._check(request, call)
         salt = request.salt if request.HasField("salt") else None
         command = worker_pb2.FlushCommand(tenant=call.tenant, salt=salt)
+        # Counted now: one that comes back before the others have answered was not asked.
+        unreachable = self._workers.num_unreachable
         answers = await self._ask_all(lambda stub: stub.Flush(command, timeout=_WORKER_SECONDS))
         done = [answer for answer in answers if isinstance(answer, gateway_pb2.FlushResponse)]
-        missing = len(answers) - len(done) + self._workers.num_unreachable
+        missing = len(answers) - len(done) + unreachable
         if missing:
             raise NoWorkerError(
                 f"flushed at {len(done)} workers; {missing} could not be reached, and may hold something still; try "
@@ -144,7 +147,7 @@ class CacheControl:
     async def _best(self, prompt: worker_pb2.CachedPrompt) -> tuple[Connection, gateway_pb2.ExplainResponse]:
         """Find the worker that holds most of a prompt, and what it says."""
         connections = self._connections()
-        answers = await _outcomes([one.stub.Explain(prompt, timeout=_WORKER_SECONDS) for one in connections])
+        answers = await _outcomes(connections, lambda stub: stub.Explain(prompt, timeout=_WORKER_SECONDS))
         _good(answers)
         found = [
             (one, answer) for one, answer in zip(connections, answers, strict=True) if not isinstance(answer, CallError)
@@ -160,29 +163,41 @@ class CacheControl:
         return connections
 
     async def _ask_all(self, ask: Callable[[Stub], Awaitable[T]]) -> list[T | CallError]:
-        return await _outcomes([ask(connection.stub) for connection in self._connections()])
+        return await _outcomes(self._connections(), ask)
 
 
-async def _outcomes(asked: Iterable[Awaitable[T]]) -> list[T | CallError]:
+async def _outcomes(connections: Iterable[Connection], ask: Callable[[Stub], Awaitable[T]]) -> list[T | CallError]:
     """Wait for all answers, or why there are none."""
 
-    async def outcome(one: Awaitable[T]) -> T | CallError:
+    async def outcome(connection: Connection) -> T | CallError:
         try:
-            return await _answer(one)
+            return await _answer(lambda: ask(connection.stub))
         except CallError as error:
             return error
 
-    return await asyncio.gather(*map(outcome, asked))
+    return await asyncio.gather(*map(outcome, connections))
 
 
-async def _answer(asked: Awaitable[T]) -> T:
-    """Wait for a worker's answer. Raises CallError."""
+async def _answer(ask: Callable[[], Awaitable[T]]) -> T:
+    """Ask a worker and wait for its answer. Raises CallError."""
     try:
-        return await asked
+        return await ask()
     except grpc.aio.AioRpcError as error:
         if error.code() in _REFUSALS:
             raise CallError(error.code(), error.details() or "the worker refuses") from error
-        raise NoWorkerError("a worker does not answer; try again later") from error
+        raise _no_answer() from error
+    except grpc.aio.UsageError as error:
+        # The worker was lost while others were asked, and its connection is closed.
+        raise _no_answer() from error
+    except asyncio.CancelledError as error:
+        if is_being_cancelled():
+            raise
+        # So gRPC says that the connection was closed under the question.
+        raise _no_answer() from error
+
+
+def _no_answer() -> NoWorkerError:
+    return NoWorkerError("a worker does not answer; try again later")
 
 
 def _good(answers: Iterable[T | CallError]) -> list[T]:

@@ -95,12 +95,18 @@ class Fleet:
 
     def connections(self) -> list[Connection]:
         """The workers that can be asked something now, those that are leaving included."""
-        return [member.client.connection for member in self.members() if member.client.is_ready]
+        return [member.client.connection for member in self._askable()]
 
     @property
     def num_unreachable(self) -> int:
-        """Workers that are named and cannot be asked now."""
-        return sum(not (member.client.is_ready or member.is_leaving) for member in self.members())
+        """Workers that are named and are not among these."""
+        askable = self._askable()
+        return sum(not (member in askable or member.is_leaving) for member in self.members())
+
+    def _askable(self) -> list[Member]:
+        # Whoever asks one that hangs waits for nothing; but if none answers, whoever is left may.
+        ready = [member for member in self.members() if member.client.is_ready]
+        return [member for member in ready if member.client.is_responsive] or ready
 
     async def run(self) -> None:
         """Follow the membership and keep the connections, until cancelled."""

@@ -1,5 +1,6 @@
 """Cache control over a fleet: who is asked, and what becomes of those that do not answer."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from prefixgate.gateway.metrics import GatewayMetrics
 from prefixgate.gateway.prompt_encoder import PromptEncoder
 from prefixgate.gateway.served_model import ServedModel, load_model
 from prefixgate.gateway.worker_client import Connection
-from prefixgate.proto import gateway_pb2, worker_pb2
+from prefixgate.proto import gateway_pb2, worker_pb2, worker_pb2_grpc
 from prefixgate.proto.fields import FieldError
 from tests.gateway.fake_worker import describe
 from tests.gateway.rig import run
@@ -52,8 +53,13 @@ class Workers:
     def __init__(self, model: ServedModel, stubs: Sequence[Worker], num_unreachable: int = 0) -> None:
         self.model = model
         self.num_unreachable = num_unreachable
-        # None of these is a session, which nothing here uses.
-        self._connections = [Connection(model, None, stub) for stub in stubs]  # type: ignore[arg-type]
+        self._connections: list[Connection] = []
+        for stub in stubs:
+            self.add(stub)
+
+    def add(self, stub: Worker) -> None:
+        # None is a session, which nothing here uses.
+        self._connections.append(Connection(self.model, None, stub))  # type: ignore[arg-type]
 
     def connections(self) -> Sequence[Connection]:
         return self._connections
@@ -172,6 +178,24 @@ def test_a_flush_that_may_have_left_something_is_no_success() -> None:
             run(fleet.flush(gateway_pb2.FlushRequest(), call()))
 
 
+def test_a_worker_that_comes_back_while_the_others_are_asked_was_not_asked() -> None:
+    """It may be the same life of it, with all that it held."""
+    fleet = Workers(MODEL, [], num_unreachable=1)
+
+    class Returning(Worker):
+        def __getattr__(self, method: str) -> Any:
+            fleet.num_unreachable = 0
+            return super().__getattr__(method)
+
+    encoder = PromptEncoder(EncodingThreads(1), GatewayMetrics(("acme",), {}), max_prompt_bytes=1000)
+    fleet.add(Returning(Flush=gateway_pb2.FlushResponse(), Unpin=status(NOT_FOUND)))
+    with pytest.raises(NoWorkerError, match="flushed at 1 workers; 1 could not be reached"):
+        run(CacheControl(fleet, encoder).flush(gateway_pb2.FlushRequest(), call()))
+    fleet.num_unreachable = 1
+    with pytest.raises(NoWorkerError, match="1 workers could not be reached, and may hold the pin"):
+        run(CacheControl(fleet, encoder).unpin(UNPIN, call()))
+
+
 def test_stats_add_up_what_the_workers_say() -> None:
     reports = [
         gateway_pb2.WorkerStats(
@@ -217,3 +241,45 @@ def test_a_model_that_is_not_served_and_no_worker_at_all() -> None:
         run(control().explain(EXPLAIN, call()))
     with pytest.raises(NoWorkerError):
         run(control().flush(gateway_pb2.FlushRequest(), call()))
+
+
+def test_a_worker_whose_connection_is_closed_under_the_question_has_not_answered() -> None:
+    async def test() -> None:
+        asked, gone = asyncio.Event(), asyncio.Event()
+
+        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asked.set()
+            while await reader.read(1024):
+                pass
+            writer.close()
+            await writer.wait_closed()
+            gone.set()
+
+        async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+            channel = grpc.aio.insecure_channel(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            lost: Any = worker_pb2_grpc.WorkerStub(channel)
+            well = Worker(Report=gateway_pb2.WorkerStats(incarnation="well"))
+            answer = asyncio.create_task(control(lost, well).stats(gateway_pb2.StatsRequest(), call()))
+            await asked.wait()
+            await channel.close()
+            assert [worker.incarnation for worker in (await answer).workers] == ["well"]
+            with pytest.raises(NoWorkerError, match="a worker does not answer"):
+                await control(lost).pin(PIN, call())
+            await gone.wait()
+
+    run(test())
+
+
+def test_a_client_that_goes_away_while_it_waits_is_not_answered() -> None:
+    class Slow:
+        async def Pin(self, *_: object, **__: object) -> None:
+            asyncio.current_task().cancel()  # type: ignore[union-attr]
+            await asyncio.Event().wait()
+
+    slow: Any = Slow()
+
+    async def test() -> None:
+        await control(slow).pin(PIN, call())
+
+    with pytest.raises(asyncio.CancelledError):
+        run(test())

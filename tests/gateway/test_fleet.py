@@ -16,7 +16,9 @@ import pytest
 
 from prefixgate.cache.hashing import BlockHasher, CacheScope
 from prefixgate.config.address import Address
-from prefixgate.gateway import server
+from prefixgate.gateway import member, server
+from prefixgate.gateway.backoff import Backoff
+from prefixgate.gateway.circuit_breaker import CircuitBreaker
 from prefixgate.gateway.fleet import Fleet
 from prefixgate.gateway.membership import Membership
 from prefixgate.gateway.prompt_encoder import PromptEncoder
@@ -283,7 +285,12 @@ def test_a_bound_on_calls_is_that_of_the_smallest_worker(tmp_path: Path) -> None
     run(test())
 
 
-def test_a_worker_whose_calls_fail_in_a_row_is_left_alone_and_the_last_one_never(tmp_path: Path) -> None:
+def test_a_worker_whose_calls_fail_in_a_row_is_left_alone_and_the_last_one_never(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # For longer than the test takes on any machine.
+    monkeypatch.setattr(member, "CircuitBreaker", partial(CircuitBreaker, backoff=Backoff(1e6, 1e6)))
+
     async def test() -> None:
         async with fleeted(tmp_path, *workers(2)) as f:
             held, answered = [], set()
@@ -305,6 +312,7 @@ def test_a_worker_whose_calls_fail_in_a_row_is_left_alone_and_the_last_one_never
             for pending, call in held:
                 await call.finish([64])
                 await pending
+            f.workers[1].description = None  # so that it stays away
             f.sessions[1].close()
             await f.until("up", 0, 0)
             pending = f.complete("hi")
@@ -343,6 +351,30 @@ def test_calls_that_wait_at_a_worker_which_hangs_go_to_another(tmp_path: Path, m
             assert texts == sorted(["aa", *["b"] * len(waiting), *["a"] * (3 - len(waiting))])
             await f.until("up", 1, 1)
             assert await f.metrics("ejections_total") == [1, 0]
+
+    run(test())
+
+
+def test_a_worker_that_hangs_is_asked_nothing_while_others_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "Fleet", partial(Fleet, probe=Probe(interval=0.01, timeout=2.0, misses=1)))
+
+    async def test() -> None:
+        async with fleeted(tmp_path, *workers(2)) as f:
+            stub = f.client.stub
+            f.workers[0].answers.clear()
+            await f.until("up", 0, 1)
+            assert len((await stub.Stats(gateway_pb2.StatsRequest())).workers) == 1
+            with pytest.raises(grpc.aio.AioRpcError) as missing:
+                await stub.Flush(gateway_pb2.FlushRequest())
+            assert missing.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert "flushed at 1 workers; 1 could not be reached" in (missing.value.details() or "")
+            assert [len(worker.asked) for worker in f.workers] == [0, 1]
+            f.workers[0].answers.set()
+            await f.until("up", 1, 1)
+            await stub.Flush(gateway_pb2.FlushRequest())
+            assert [len(worker.asked) for worker in f.workers] == [1, 2]
 
     run(test())
 
