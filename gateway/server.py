@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -59,6 +60,9 @@ logger = logging.getLogger(__name__)
 
 SERVICE_NAME: str = gateway_pb2.DESCRIPTOR.services_by_name["Gateway"].full_name
 
+_SWITCH_SECONDS = 0.0005
+"""How long a thread that wants to run waits for the one that runs. The interpreter's own 5 ms are what a scrape would
+wait each time that it meets the event loop at work."""
 _LAST_WORDS_SECONDS = 1.0
 """For statuses on their way when all calls have ended. Whoever does not read them is cut off then."""
 _MAX_ENCODING_THREADS = 4
@@ -221,6 +225,7 @@ def run(settings: Settings, file: Path | None, load: Callable[[], Settings]) -> 
     again when their ``file`` changes or SIGHUP comes. Raises SettingsError.
     """
     hasher = BlockHasher(require_hash_key(settings.cache))
+    sys.setswitchinterval(_SWITCH_SECONDS)
     # A call takes some 25 turns of the loop, and a token two: asyncio's own loop is a quarter of all that they cost.
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(settings, hasher, file, load))
