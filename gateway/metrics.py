@@ -134,7 +134,7 @@ FIRST_TOKEN = Metric(
 TOKEN_GAP = Metric(
     "prefixgate_gateway_inter_token_seconds",
     "histogram",
-    "Between one output's pieces of news, each of one token unless the client reads slowly.",
+    "Between one output's pieces of news, each of one token unless the gateway is behind.",
     ("tenant",),
     "seconds",
 )
