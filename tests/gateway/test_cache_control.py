@@ -245,14 +245,12 @@ def test_a_model_that_is_not_served_and_no_worker_at_all() -> None:
 
 def test_a_worker_whose_connection_is_closed_under_the_question_has_not_answered() -> None:
     async def test() -> None:
-        asked, gone = asyncio.Event(), asyncio.Event()
+        asked, told, gone = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             asked.set()
-            while await reader.read(1024):
-                pass
+            await told.wait()
             writer.close()
-            await writer.wait_closed()
             gone.set()
 
         async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
@@ -265,6 +263,7 @@ def test_a_worker_whose_connection_is_closed_under_the_question_has_not_answered
             assert [worker.incarnation for worker in (await answer).workers] == ["well"]
             with pytest.raises(NoWorkerError, match="a worker does not answer"):
                 await control(lost).pin(PIN, call())
+            told.set()
             await gone.wait()
 
     run(test())
