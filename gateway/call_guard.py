@@ -1,5 +1,6 @@
 """The guard at the door: no method runs without a credential, and bytes that are no request are the client's fault."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -86,9 +87,9 @@ class CallGuard(grpc.aio.ServerInterceptor):
         if hasattr(answer, "__aiter__"):
             async with aclosing(answer):
                 async for response in answer:
-                    await context.write(response)
+                    await _write(context, response)
         elif (response := await answer) is not None:
-            await context.write(response)
+            await _write(context, response)
 
     async def _readable(self, handler: Any, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
         async for data in requests:
@@ -105,3 +106,12 @@ class CallGuard(grpc.aio.ServerInterceptor):
         """End the call."""
         self._metrics.count(CALLS_REFUSED, code.name)
         await context.abort(code, message)
+
+
+async def _write(context: Context, response: Any) -> None:
+    try:
+        await context.write(response)
+    except grpc.aio.InternalError as unsent:
+        # The client went away or ran into its deadline, and this task has not been told yet. No fault of anybody's,
+        # which gRPC would log with a traceback.
+        raise asyncio.CancelledError from unsent

@@ -1,6 +1,8 @@
 """The door: nothing but health without a credential, whatever the method is called, and whatever else fails."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -9,6 +11,8 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from prefixgate.gateway import auth
+from prefixgate.gateway.call_guard import CallGuard
+from prefixgate.gateway.metrics import GatewayMetrics
 from prefixgate.proto import gateway_pb2
 from tests.gateway.rig import Rig, collect, prompt, rig, run, tenants
 
@@ -127,5 +131,46 @@ def test_an_authenticator_that_fails_lets_nobody_in(monkeypatch: pytest.MonkeyPa
             assert error.code() is grpc.StatusCode.INTERNAL
             assert "secret" not in (error.details() or "")
             assert await r.health() == health_pb2.HealthCheckResponse.SERVING
+
+    run(test())
+
+
+class Gone:
+    """A call's context whose client has gone, and nobody knows yet."""
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {}
+
+    async def write(self, _: object) -> None:
+        raise grpc.aio.InternalError
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_an_answer_that_cannot_be_sent_any_more_ends_like_a_cancelled_call(streams: bool) -> None:
+    """And not in the log, as something that failed."""
+
+    async def whole(*_: object) -> bytes:
+        return b"answer"
+
+    async def parts(*_: object) -> AsyncIterator[bytes]:
+        yield b"part"
+
+    def handler(_: object) -> Any:
+        if streams:
+            return grpc.unary_stream_rpc_method_handler(parts)
+        return grpc.unary_unary_rpc_method_handler(whole)
+
+    async def found(details: object) -> Any:
+        return handler(details)
+
+    async def requests() -> AsyncIterator[bytes]:
+        yield b""
+
+    async def test() -> None:
+        guard = CallGuard(lambda *_: "acme", GatewayMetrics(("acme",), {}))
+        details: Any = SimpleNamespace(method="/prefixgate.v1.Gateway/Stats", invocation_metadata=())
+        guarded: Any = await guard.intercept_service(found, details)
+        with pytest.raises(asyncio.CancelledError):
+            await guarded.stream_stream(requests(), Gone())
 
     run(test())
