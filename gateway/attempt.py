@@ -63,7 +63,8 @@ class Attempt:
         return gateway_pb2.GenerateResponse(completion=completion(self._end, self._call, self._description))
 
     def close(self) -> None:
-        """Have the worker give up what has not ended. Idempotent."""
+        """Have the worker give up what has not ended. Once."""
+        self._call.charge.abandon(self._worker_call.num_untaken)
         self._worker_call.close()
 
     def _check_end(self, end: worker_pb2.CallEnd) -> None:

@@ -105,6 +105,7 @@ class Charge:
         self._taken: list[_Taken] = []
         self._prompt_tokens = 0
         self._delivered = 0
+        self._abandoned = 0
         self._settled: int | None = None
         self._is_reserved = False
         self._is_open = True
@@ -131,6 +132,10 @@ class Charge:
         """Note tokens that the client got."""
         self._delivered += tokens
 
+    def abandon(self, tokens: int) -> None:
+        """Note tokens that were generated, and that the call was given up with."""
+        self._abandoned += tokens
+
     def settle(self, uncached_prompt_tokens: int, output_tokens: int) -> None:
         """Note what the call has cost, as the worker counted it at a good end."""
         # Whatever a worker says, a call gives nothing to others.
@@ -140,15 +145,15 @@ class Charge:
         """Give back what was not used, and return what was. Once; nothing after that.
 
         A call whose cost nobody told pays for the tokens that it delivered, and if the client itself gave it up
-        (``by_client``), for its whole prompt: else giving up just in time would make prompts free. For what failed on
-        our side nobody pays more than what they got.
+        (``by_client``), for its whole prompt and all that was generated: else giving up just in time would make prompts
+        free, and not reading would make answers free. For what failed on our side nobody pays more than what they got.
         """
         if not self._is_open:
             return 0
         self._is_open = False
         used = self._settled
         if used is None:
-            used = self._delivered + (self._prompt_tokens if by_client else 0)
+            used = self._delivered + (self._prompt_tokens + self._abandoned if by_client else 0)
         for bucket, amount in self._taken:
             bucket.take(used - amount)
         for account in self._accounts:

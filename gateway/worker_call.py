@@ -65,6 +65,11 @@ class WorkerCall:
         if not self._ended:
             self._cancel(worker_pb2.Cancel(call_id=self.call_id, output=index))
 
+    @property
+    def num_untaken(self) -> int:
+        """Tokens that have come and that nobody took."""
+        return sum(len(output.token_ids) for output in self._outputs.values())
+
     def close(self) -> None:
         """Stop listening; a call that has not ended is cancelled. Idempotent, and due on every path."""
         if not self._ended:
