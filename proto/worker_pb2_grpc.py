@@ -88,7 +88,7 @@ class WorkerServicer:
     """
 
     def Describe(self, request, context):
-        """All that a gateway needs to serve the model. UNAVAILABLE while the model loads.
+        """All that a gateway needs to serve the model. UNAVAILABLE while the model loads and when the worker shuts down.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -37,7 +37,7 @@ class WorkerStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> WorkerAsyncStub: ...
     Describe: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DescribeRequest, _worker_pb2.ModelDescription]
-    """All that a gateway needs to serve the model. UNAVAILABLE while the model loads."""
+    """All that a gateway needs to serve the model. UNAVAILABLE while the model loads and when the worker shuts down."""
     Session: _grpc.StreamStreamMultiCallable[_worker_pb2.SessionRequest, _worker_pb2.StepMessage]
     """One stream for each gateway: submits and cancels up, one message for each engine step down. The first message up
     is `hello`. When the stream ends, however it ends, the worker cancels the calls that came through it.
@@ -70,7 +70,7 @@ class WorkerAsyncStub(WorkerStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Describe: _aio.UnaryUnaryMultiCallable[_worker_pb2.DescribeRequest, _worker_pb2.ModelDescription]  # type: ignore[assignment]
-    """All that a gateway needs to serve the model. UNAVAILABLE while the model loads."""
+    """All that a gateway needs to serve the model. UNAVAILABLE while the model loads and when the worker shuts down."""
     Session: _aio.StreamStreamMultiCallable[_worker_pb2.SessionRequest, _worker_pb2.StepMessage]  # type: ignore[assignment]
     """One stream for each gateway: submits and cancels up, one message for each engine step down. The first message up
     is `hello`. When the stream ends, however it ends, the worker cancels the calls that came through it.
@@ -106,7 +106,7 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.DescribeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.ModelDescription, _abc.Awaitable[_worker_pb2.ModelDescription]]:
-        """All that a gateway needs to serve the model. UNAVAILABLE while the model loads."""
+        """All that a gateway needs to serve the model. UNAVAILABLE while the model loads and when the worker shuts down."""
 
     @_abc_1.abstractmethod
     def Session(

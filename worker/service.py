@@ -91,7 +91,11 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         context: ServicerContext[worker_pb2.DescribeRequest, worker_pb2.ModelDescription],
     ) -> worker_pb2.ModelDescription:
         """Tell all that a gateway needs to serve the model."""
-        return (await self._ready(context)).description
+        model = await self._ready(context)
+        if self._draining:
+            # Who asks would serve, and would learn only from its session that there is nothing to serve with.
+            await context.abort(SHUTTING_DOWN.code, SHUTTING_DOWN.message)
+        return model.description
 
     async def Session(  # type: ignore[override]  # written to with `context.write`, so that a cancel arrives in here
         self,

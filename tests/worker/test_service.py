@@ -11,6 +11,7 @@ from grpc import StatusCode
 
 from prefixgate.proto import gateway_pb2, generation_pb2, worker_pb2
 from prefixgate.proto.transport import text_digest
+from prefixgate.worker.service import SHUTTING_DOWN
 from prefixgate.worker.session import Session
 from tests.worker.driver import Driver, solo, words
 from tests.worker.hosting import HANG_SECONDS, INCARNATION, Host, on_host
@@ -194,6 +195,11 @@ class TestDrain:
             await gateway.until(late, ends=1)
             assert late.codes == [UNAVAILABLE]
             assert (await (await host.gateway()).status())[0] is StatusCode.UNAVAILABLE
+            # A gateway that joins must not believe for a moment that it has a worker.
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await host.stub.Describe(worker_pb2.DescribeRequest())
+            assert refused.value.code() is StatusCode.UNAVAILABLE
+            assert refused.value.details() == SHUTTING_DOWN.message
             async with asyncio.timeout(HANG_SECONDS):
                 await host.service.until_idle()
                 await host.service.close()
