@@ -15,8 +15,8 @@ from tests.integration.sidecar import KEYS, Sidecar, Started
 from tests.integration.waiting import HANG_SECONDS, until
 
 MODEL = "witness:step_ms=20"
-ENDLESS = 900
-"""Tokens of an answer that takes many times as long as these tests."""
+ENDLESS, ENDLESS_MODEL = 900, "witness:step_ms=100"
+"""An answer that takes a minute and a half, which is many times as long as these tests."""
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_both_told_at_once_as_in_one_pod_lets_all_streams_finish_whole(pair: Sta
 
 
 def test_a_second_signal_ends_every_stream_at_once_with_a_status_that_says_why(tmp_path: Path) -> None:
-    with Sidecar(tmp_path, model=MODEL) as served:
+    with Sidecar(tmp_path, model=ENDLESS_MODEL) as served:
         served.wait_until_ready()
         with served.channel() as channel:
             streams = begin(channel, ENDLESS)
