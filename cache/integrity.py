@@ -140,6 +140,9 @@ def _check_accounts(cache: PrefixCache) -> None:
         is_so = (active[name], cached[name], promised[name])
         _require(counted == is_so, f"tenant {name} is counted as {counted} and has {is_so}")
         _require(account.held <= account.cap, f"tenant {name} holds {account.held} of {account.cap}")
+        pinned = len({block for pin in cache.pins.of(name) for block in pin.blocks})
+        is_counted = cache.pins.num_blocks_of(name)
+        _require(is_counted == pinned, f"tenant {name} has {pinned} pinned blocks and is counted {is_counted}")
 
 
 def _check_eviction(cache: PrefixCache) -> None:

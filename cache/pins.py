@@ -44,6 +44,8 @@ class Pins:
         """By the last block, which stands for its path while it is held."""
         self._by_expiry: list[tuple[float, int]] = []
         self._pinned: Counter[int] = Counter()
+        self._by_tenant: Counter[str] = Counter()
+        """Distinct blocks of each tenant's; no block is of two tenants."""
 
     def __len__(self) -> int:
         return len(self._pins)
@@ -66,8 +68,8 @@ class Pins:
         return [pin for pin in self._pins.values() if pin.account.tenant == tenant]
 
     def num_blocks_of(self, tenant: str) -> int:
-        """Distinct blocks that a tenant's pins hold."""
-        return len({block for pin in self.of(tenant) for block in pin.blocks})
+        """Distinct blocks that a tenant's pins hold; O(1)."""
+        return self._by_tenant[tenant]
 
     def count(self, block: int) -> int:
         """How many pins hold a block."""
@@ -90,6 +92,7 @@ class Pins:
         if blocks:
             self._by_end[blocks[-1]] = pin
         self._pinned.update(blocks)
+        self._by_tenant[account.tenant] += new
         heappush(self._by_expiry, (expires_at, pin.pin_id))
         return pin
 
@@ -122,8 +125,12 @@ class Pins:
         del self._pins[pin.pin_id]
         if pin.blocks:
             del self._by_end[pin.blocks[-1]]
+        tenant = pin.account.tenant
         for block in pin.blocks:
             if self._pinned[block] == 1:
                 del self._pinned[block]
+                self._by_tenant[tenant] -= 1
             else:
                 self._pinned[block] -= 1
+        if not self._by_tenant[tenant]:
+            del self._by_tenant[tenant]

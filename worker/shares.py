@@ -68,11 +68,13 @@ class Shares:
         first = self._first()
         spare_blocks = spare_sequences = 0
         for tenant in self._served_no_less(asker):
-            kept_blocks, kept_sequences = self._blocks(tenant), self._sequences(tenant)
+            kept_sequences = self._sequences(tenant)
+            # What is pinned stays, whoever gives way.
+            held = self._cache.pins.num_blocks_of(tenant)
             if first is not None and first.scope.tenant == tenant:
-                held = sum(len(sequence.table.block_ids) for sequence in first.live if sequence.table)
-                kept_blocks, kept_sequences = max(kept_blocks, held), max(kept_sequences, first.num_unfinished)
-            spare_blocks += max(0, _had(self._account(tenant)) - kept_blocks)
+                held += self._num_unpinned(first)
+                kept_sequences = max(kept_sequences, first.num_unfinished)
+            spare_blocks += max(0, _had(self._account(tenant)) - max(self._blocks(tenant), held))
             spare_sequences += max(0, self._used(tenant) - kept_sequences)
         return blocks <= spare_blocks and sequences <= spare_sequences
 
@@ -146,6 +148,11 @@ class Shares:
         # Promises count: room is kept for them too, also where what is held stays within the floor.
         account = self._account(tenant)
         return account.held + account.promised > account.floor
+
+    def _num_unpinned(self, call: Request) -> int:
+        """Blocks of a call that no pin holds too; those that its outputs share count for each."""
+        tables = [sequence.table for sequence in call.live if sequence.table]
+        return sum(not self._cache.pins.count(block) for table in tables for block in table.block_ids)
 
     def _used(self, tenant: str) -> int:
         return sum(request.num_unfinished for request in self._running if request.scope.tenant == tenant)

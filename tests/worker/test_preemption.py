@@ -241,3 +241,17 @@ def test_a_call_whose_tenants_pins_leave_it_too_little_ends_with_all_its_outputs
     driver.cache.unpin("acme", pin.pin_id)
     assert driver.ask(words(8, 7), n=2, sampling=sampling).code is StatusCode.OK
     driver.assert_idle()
+
+
+def test_nobody_gives_way_where_pins_hold_what_is_lacking() -> None:
+    """What is pinned does not come free however many calls give way, so none does in vain."""
+    driver = Driver(num_blocks=40, pin_limit=20)
+    assert driver.ask(words(256), 1, pin_seconds=1e9).usage.pinned_tokens == 256
+    first, small = driver.submit(words(240, 1), 16), driver.submit(words(8, 2), 16)
+    driver.step()
+    # Within its part of ten blocks; there is room for fewer, and the small call holds too few to make it up.
+    asker = driver.submit(words(159, 3), 1, tenant="bolt")
+    assert driver.cache.room("bolt") < 10
+    driver.run()
+    assert [call.request.preemptions for call in (first, small, asker)] == [0, 0, 0]
+    assert [call.code for call in (first, small, asker)] == [StatusCode.OK] * 3
