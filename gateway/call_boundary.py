@@ -28,9 +28,7 @@ _CLIENTS_ENDS = (grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
 class CallBoundary:
     """Opens and closes the calls of all methods."""
 
-    def __init__(
-        self, live: LiveCalls, metrics: GatewayMetrics, tenant_of: Callable[[], str], quotas: Quotas
-    ) -> None:
+    def __init__(self, live: LiveCalls, metrics: GatewayMetrics, tenant_of: Callable[[], str], quotas: Quotas) -> None:
         """``tenant_of`` names the tenant of the running call, as its credential proved it."""
         self._live = live
         self._metrics = metrics

@@ -15,7 +15,6 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Kind = Literal["counter", "gauge", "histogram"]
 
 
-
 class Histogram:
     """Observations counted in buckets. Written by one thread, read by any."""
 
