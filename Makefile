@@ -32,7 +32,7 @@ check: venv ## Lint, formatting, types, import walls
 
 .PHONY: test
 test: venv check ## The checks and all tests
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses=logical --maxprocesses=4 --dist=loadfile
 
 .PHONY: soak
 soak: venv ## The tests with their full counts; takes long
