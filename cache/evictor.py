@@ -8,7 +8,6 @@ from prefixgate.cache.block_pool import BlockPool
 from prefixgate.cache.events import EventLog
 from prefixgate.cache.evicted_hashes import EvictedHashes
 from prefixgate.cache.eviction import EvictionPolicy, EvictionQueue
-from prefixgate.cache.hashing import BlockHash
 from prefixgate.cache.prefix_index import NONE, PrefixIndex
 
 DEFAULT_RETENTION = 50
@@ -140,6 +139,26 @@ class Evictor:
         queues = self._queues.get(owner, {}).values()
         return min((rank for queue in queues if (rank := queue.rank()) is not None), default=inf)
 
+    def _climb(self, queue: EvictionQueue, owner: Account, leaf: int, limit: int) -> list[int]:
+        """A leaf and those of its ancestors that follow it at once, each being evictable when its only child is gone.
+
+        For where no other tenant is to be compared with. They are linked still, so that all can be unlinked together.
+        """
+        index, ref_counts, succeeds = self._index, self._pool.ref_counts, queue.succeeds
+        parents, only, num_blocks = index.parents, index.is_only_child, index.num_blocks
+        chain, block = [leaf], leaf
+        while len(chain) < limit:
+            parent = parents[block]
+            if parent >= num_blocks or ref_counts[parent] or not only(block):
+                break
+            if self._retention and self._queue(owner, parent) is not queue:
+                break
+            if not succeeds(parent, block):
+                break
+            chain.append(parent)
+            block = parent
+        return chain
+
     def _evict_path(self, queue: EvictionQueue, owner: Account, limit: int, before: float, events: EventLog) -> int:
         """Evict a leaf and then its ancestors for as long as they are next. Returns how many went.
 
@@ -147,24 +166,18 @@ class Evictor:
         """
         index, hashes = self._index, self._index.hashes
         gone: list[int] = []
-        names: list[BlockHash] = []
         block = queue.pop()
         while block is not None:
-            block_hash = hashes[block]
-            if block_hash is not None:
-                names.append(block_hash)
-            parent = index.discard(block)
-            gone.append(block)
+            chain = self._climb(queue, owner, block, limit - len(gone)) if before == inf else [block]
+            parent = index.discard_chain(chain)
+            gone += chain
             if parent >= index.num_blocks or not self.is_evictable(parent):
                 break
-            alone = before == inf and (not self._retention or self._queue(owner, parent) is queue)
-            if alone and len(gone) < limit and queue.succeeds(parent, block):
-                block = parent
-                continue
-            self._queue(owner, parent).add(parent, block)
+            self._queue(owner, parent).add(parent, chain[-1])
             if len(gone) == limit or queue.rank() is None or (before < inf and self._rank(owner) > before):
                 break
             block = queue.pop()
+        names = [block_hash for block in gone if (block_hash := hashes[block]) is not None]
         if self._retention:
             for block in gone:
                 self._retention.pop(block, None)

@@ -162,6 +162,10 @@ class PrefixIndex:
             yield child
             child = self._next_sibling[child]
 
+    def is_only_child(self, node: int) -> bool:
+        """Whether a node's parent has no other child."""
+        return self._next_sibling[node] == NONE and self._previous_sibling[node] == NONE
+
     def find(self, block_hash: BlockHash) -> int | None:
         """The candidate for a hash, not verified."""
         return self._by_hash.get(block_hash)
@@ -282,6 +286,21 @@ class PrefixIndex:
         if parent >= self.num_blocks and after == NONE:
             self._forget_unused_root(parent)
         return parent
+
+    def discard_chain(self, nodes: Sequence[int]) -> int:
+        """Remove a node without children and then its ancestors, each the only child of the next. Returns the parent
+        of the last.
+        """
+        hashes, by_hash, parents, first_child = self.hashes, self._by_hash, self.parents, self.first_child
+        for position in range(len(nodes) - 1):
+            node, parent = nodes[position], nodes[position + 1]
+            block_hash = hashes[node]
+            if block_hash is None:
+                del self._tails[parent, self.contents[node]]
+            elif by_hash.get(block_hash) == node:  # not so below a detached root
+                del by_hash[block_hash]
+            parents[node] = first_child[parent] = NONE
+        return self.discard(nodes[-1])
 
 
 def common_tokens(first: bytes, second: bytes) -> int:
