@@ -96,9 +96,6 @@ class Evictor:
 
         Looks at each tenant that has evictable blocks; the tenants are few and configured.
         """
-        if len(owners) == 1:
-            # No other tenant to be compared with.
-            return self._only_choice(owners[0], asker)
         best: tuple[float, Account, EvictionQueue] | None = None
         second = inf
         for owner in owners:
@@ -108,20 +105,13 @@ class Evictor:
             queue = self._lowest_queue(owner) if owner is asker or owner.evictable else None
             if queue is None:
                 continue
-            rank = self._rank(owner)
+            rank = self._rank(owner) if len(owners) > 1 else 0.0  # with nobody to be compared with
             if best is None or rank < best[0]:
                 second = best[0] if best else inf
                 best = rank, owner, queue
             else:
                 second = min(second, rank)
         return (best[1], best[2], second) if best else None
-
-    def _only_choice(self, owner: Account, asker: Account) -> tuple[Account, EvictionQueue, float] | None:
-        if owner.cached == 0:
-            self._queues.pop(owner, None)
-            return None
-        queue = self._lowest_queue(owner) if owner is asker or owner.evictable else None
-        return (owner, queue, inf) if queue else None
 
     def _lowest_queue(self, owner: Account) -> EvictionQueue | None:
         """The tenant's queue of lowest retention that has a victim; empty ones are dropped."""
