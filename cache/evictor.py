@@ -8,6 +8,7 @@ from prefixgate.cache.block_pool import BlockPool
 from prefixgate.cache.events import EventLog
 from prefixgate.cache.evicted_hashes import EvictedHashes
 from prefixgate.cache.eviction import EvictionPolicy, EvictionQueue
+from prefixgate.cache.idle_times import IdleTimes
 from prefixgate.cache.prefix_index import NONE, PrefixIndex
 
 DEFAULT_RETENTION = 50
@@ -24,11 +25,16 @@ class Evictor:
     """
 
     def __init__(
-        self, pool: BlockPool, index: PrefixIndex, policy: Callable[[int, Callable[[int], bool]], EvictionPolicy]
+        self,
+        pool: BlockPool,
+        index: PrefixIndex,
+        policy: Callable[[int, Callable[[int], bool]], EvictionPolicy],
+        idle_times: IdleTimes,
     ) -> None:
         self._pool = pool
         self._index = index
         self.policy = policy(pool.num_blocks, self.is_evictable)
+        self.idle_times = idle_times
         self._queues: dict[Account, dict[int, EvictionQueue]] = {}
         self._retention: dict[int, int] = {}  # of blocks whose retention is not the default
         self.evicted_hashes = EvictedHashes(pool.num_blocks)
@@ -41,6 +47,7 @@ class Evictor:
     def let_go(self, block: int, account: Account, *, queue: bool) -> None:
         """Note that a path ending at this block was used; ``queue`` it if the block may be evictable since."""
         self.policy.used(block)
+        self.idle_times.used(block)
         if queue and self.is_evictable(block):
             self._queue(account, block).add(block)
 
@@ -160,6 +167,7 @@ class Evictor:
         while block is not None:
             chain = self._climb(queue, owner, block, limit - len(gone)) if before == inf else [block]
             parent = index.discard_chain(chain)
+            self.idle_times.evicted(chain, parent)
             gone += chain
             if parent >= index.num_blocks or not self.is_evictable(parent):
                 break

@@ -8,6 +8,7 @@ sampling, then ``publish`` for the blocks that became full, and ``release`` for 
 each stands where it stands and what the other orders break.
 """
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prefixgate.cache.accounts import Account, Accounts, TenantShare
@@ -21,6 +22,7 @@ from prefixgate.cache.events import EventLog
 from prefixgate.cache.eviction import EvictionPolicy
 from prefixgate.cache.evictor import Evictor
 from prefixgate.cache.hashing import BlockHash, BlockHasher, CacheScope
+from prefixgate.cache.idle_times import IdleTimes
 from prefixgate.cache.in_flight import InFlight
 from prefixgate.cache.integrity import check_integrity
 from prefixgate.cache.lru import LRUPolicy
@@ -45,8 +47,10 @@ class PrefixCache:
         index: Callable[[int], PrefixIndex] = PrefixIndex,
         policy: Callable[[int, Callable[[int], bool]], EvictionPolicy] = LRUPolicy,
         incarnation: str = "",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``shares`` are the tenants' floors and caps, ``pin_limit`` the most blocks that pins may hold.
+        """``shares`` are the tenants' floors and caps, ``pin_limit`` the most blocks that pins may hold. The
+        ``clock``, in seconds, decides nothing: it only tells how long what is evicted had lain idle.
 
         Raises ValueError, with the numbers, where floors and pins leave nothing of the pool to share.
         """
@@ -59,7 +63,7 @@ class PrefixCache:
         self.events = EventLog(incarnation)
         self.pins = Pins(pin_limit)
         self.in_flight = InFlight()
-        self.evictor = Evictor(self.pool, self.index, policy)
+        self.evictor = Evictor(self.pool, self.index, policy, IdleTimes(num_blocks, clock))
         self._publisher = Publisher(hasher, self.pool, self.index, self.evictor, self.events)
         self._planner = CopyPlanner(self.pool, self._release_source)
         self._allocator = Allocator(self.block_size, self.pool, self.accounts, self.evictor, self._planner, self.events)
@@ -128,6 +132,7 @@ class PrefixCache:
             reserved_blocks=self.accounts.total_promised,
             pinned_blocks=self.pins.num_blocks,
             evictions_total=self.evictor.evictions_total,
+            evicted_idle_seconds_total=self.evictor.idle_times.evicted_seconds_total,
             copies_total=self._planner.copies_total,
             collisions_total=self.index.collisions_total,
         )

@@ -13,5 +13,7 @@ class CacheStats(NamedTuple):
     reserved_blocks: int
     pinned_blocks: int
     evictions_total: int
+    evicted_idle_seconds_total: float
+    """From their last use to their eviction, of all of these added up."""
     copies_total: int
     collisions_total: int

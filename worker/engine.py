@@ -349,6 +349,7 @@ class Engine:
             computed_tokens=self._computed_tokens,
             copied_blocks=cache.copies_total,
             evicted_blocks=cache.evictions_total,
+            evicted_idle_seconds=cache.evicted_idle_seconds_total,
             pins=len(self._cache.pins),
             pinned_blocks=cache.pinned_blocks,
             pin_limit_blocks=self._cache.pins.limit,

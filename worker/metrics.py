@@ -171,6 +171,13 @@ METRICS: tuple[Metric, ...] = (
         _one(lambda reading: reading.report.evicted_blocks),
     ),
     Metric(
+        "prefixgate_worker_evicted_idle_seconds_total",
+        "counter",
+        "Time from the last use of evicted blocks to their eviction, added up: per evicted block, how long content is "
+        "kept.",
+        _one(lambda reading: reading.report.evicted_idle_seconds),
+    ),
+    Metric(
         "prefixgate_worker_preemptions_total",
         "counter",
         "Running calls that had to give their blocks back and wait again.",

@@ -38,6 +38,8 @@ class EngineReport(NamedTuple):
     """Tokens that the model computed, prompts and outputs together."""
     copied_blocks: int
     evicted_blocks: int
+    evicted_idle_seconds: float
+    """From their last use to their eviction, of all of these added up."""
     pins: int
     """Leases on prefixes, of all tenants."""
     pinned_blocks: int

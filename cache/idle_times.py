@@ -1,0 +1,34 @@
+"""How long what is evicted had lain idle, in seconds: the retention of the pool."""
+
+import time
+from collections.abc import Callable, Sequence
+
+
+class IdleTimes:
+    """When each path was last used, noted at its last block only.
+
+    Using a path uses every block on it. So when a leaf goes, its parent takes over the leaf's time where its own is
+    older, and has then the time that noting each use at each block would have given it.
+    """
+
+    def __init__(self, num_blocks: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        # A block that changes hands keeps the time of what it held before: the next use is later than that.
+        self._used_at = [0.0] * num_blocks
+        self.evicted_seconds_total = 0.0
+        """Of all blocks evicted, the times from their last use to their eviction, added up."""
+
+    def used(self, block: int) -> None:
+        """A path that ends at this block was used just now."""
+        self._used_at[block] = self._clock()
+
+    def evicted(self, chain: Sequence[int], parent: int) -> None:
+        """A leaf and its ancestors up to the one below ``parent``, a block or a root, are evicted."""
+        used_at, latest, total = self._used_at, 0.0, 0.0
+        for block in chain:
+            if used_at[block] > latest:
+                latest = used_at[block]
+            total += latest
+        self.evicted_seconds_total += self._clock() * len(chain) - total
+        if parent < len(used_at) and used_at[parent] < latest:
+            used_at[parent] = latest
