@@ -19,6 +19,13 @@ venv: .venv/installed ## Install everything into .venv, as pinned in constraints
 	$(BIN)/pip install -c constraints.txt -e '.[worker,dev]'
 	touch $@
 
+# Programs that tests start, each from Debian's package of its name.
+PROGRAMS := prometheus
+
+.PHONY: programs
+programs: ## Install the programs that tests start, where this runs as root on Debian
+	.ci/programs $(PROGRAMS)
+
 .PHONY: demo
 demo: venv ## Serve the embedded model, ask it things, and show what the cache saved
 	$(BIN)/python demo/demo.py
@@ -31,11 +38,11 @@ check: venv ## Lint, formatting, types, import walls
 	$(BIN)/lint-imports
 
 .PHONY: test
-test: venv check ## The checks and all tests
+test: venv programs check ## The checks and all tests
 	$(BIN)/pytest --numprocesses=logical --maxprocesses=4 --dist=loadfile
 
 .PHONY: soak
-soak: venv ## The tests with their full counts; takes long
+soak: venv programs ## The tests with their full counts; takes long
 	PREFIXGATE_SOAK=1 $(BIN)/pytest --timeout=3600
 
 .PHONY: proto
