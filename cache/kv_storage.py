@@ -44,6 +44,8 @@ class KVStorage(Protocol):
     num_blocks: int
     data: torch.Tensor
     """``[block, layer, k|v, token, kv_head, head_dim]``"""
+    scratch: int | None
+    """A block of ``data`` beyond the pool's that nobody ever owns: what fills a batch up writes there. None without."""
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
         """Run a plan's copies, ordered before anything that is put on the runner's stream later."""
@@ -55,10 +57,14 @@ class KVStorage(Protocol):
 class TorchKVStorage:
     """Storage in one torch tensor, copied by torch indexing. The reference that other storages are compared with."""
 
-    def __init__(self, num_blocks: int, layout: KVLayout, *, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, num_blocks: int, layout: KVLayout, *, device: torch.device | str = "cpu", scratch: bool = False
+    ) -> None:
+        """Allocate ``num_blocks`` zeroed blocks, and one more where ``scratch`` is set."""
         self.layout = layout
         self.num_blocks = num_blocks
-        shape = (num_blocks, layout.num_layers, 2, layout.block_size, layout.num_kv_heads, layout.head_dim)
+        self.scratch = num_blocks if scratch else None
+        shape = (num_blocks + scratch, layout.num_layers, 2, layout.block_size, layout.num_kv_heads, layout.head_dim)
         self.data = torch.zeros(shape, dtype=layout.dtype, device=device)
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:

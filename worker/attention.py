@@ -5,15 +5,33 @@ A backend reads *written* slots only, by selecting them. Masking is not enough: 
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
+from prefixgate.cache.kv_storage import KVLayout
 from prefixgate.worker.attention_segments import Segment, own_segments, shared_segments
 from prefixgate.worker.model_runner import Row
 
 KEYS, VALUES = 0, 1
 """Indexes of keys and values in the pool's ``k|v`` dimension."""
+
+
+class AttentionUnavailableError(Exception):
+    """A backend cannot serve a model on this machine, and why."""
+
+
+class AttentionShape(NamedTuple):
+    """What a model's layers ask of attention, all of them together."""
+
+    layout: KVLayout
+    query_heads: int
+    windows: bool = False
+    """Whether any layer looks back a limited number of slots."""
+    softcap: bool = False
+    """Whether any layer caps its scores."""
+    sinks: bool = False
+    """Whether any layer has scores without values."""
 
 
 class RowView(NamedTuple):
@@ -75,6 +93,26 @@ class PackedStep:
         """Together they hold each row's written slots exactly once."""
 
 
+class DecodeStep(NamedTuple):
+    """A step of one token for each row, in tensors that stay where they are while what they hold changes.
+
+    Work that is recorded over them once is run again for other rows. So nothing of it may depend on a value: only on
+    shapes. Rows that fill a batch up are sequences of one token in a block that nobody owns.
+    """
+
+    positions: torch.Tensor
+    """int64 ``[R]``: of each row's token; the slots below it are written."""
+    blocks: torch.Tensor
+    """int64 ``[R]``: the block of each token's slot."""
+    offsets: torch.Tensor
+    """int64 ``[R]``: its place in that block."""
+    tables: torch.Tensor
+    """int32 ``[R, W]``, contiguous: each row's blocks; beyond what ``lengths`` needs they mean nothing."""
+    lengths: torch.Tensor
+    """int32 ``[R]``: slots that each token sees, its own included: 1 to ``W * block_size``."""
+    block_size: int
+
+
 class AttentionBackend(Protocol):
     """Attention of a step's queries over one layer of the pool.
 
@@ -96,4 +134,16 @@ class AttentionBackend(Protocol):
         """Return the outputs, and the natural log-sum-exp of the scores, sinks included, float32 ``[T, heads]``.
 
         With it, attention over two parts of a sequence can be merged into attention over both.
+        """
+
+
+@runtime_checkable
+class GraphBackend(AttentionBackend, Protocol):
+    """A backend whose decode steps can be recorded in a CUDA graph."""
+
+    def begin_decode(self, step: DecodeStep) -> None:
+        """Take the step that the following calls of ``write`` and ``attend`` belong to, instead of ``begin``.
+
+        They read the step's tensors when they run on the device and nothing of them on the host, launch the same
+        kernels whatever these hold, and keep no reference to a tensor of their own that a later step would change.
         """
