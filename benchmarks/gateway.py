@@ -14,8 +14,10 @@ file:
   ``first_pass_through_hop_ms``, and ``first_added_ms`` (at most 1) is what the gateway's takes more.
 - ``stream``: 64 concurrent streams through a pass-through and then the gateway, so that both handle the same messages
   at the same time. Microseconds of CPU time per streamed token, ``stream_gateway_us`` and ``stream_pass_through_us``,
-  and ``stream_cpu_ratio`` (at most 1.5). Scrapes of the gateway's metrics under that load, milliseconds:
-  ``metrics_p50_ms``, ``metrics_p99_ms`` (at most 5), and ``metrics_series``.
+  and ``stream_cpu_ratio`` (at most 1.5).
+- ``scrapes``: reading the gateway's metrics while 64 streams run through it, milliseconds: ``metrics_p50_ms``,
+  ``metrics_p99_ms`` (at most 5), and ``metrics_series``. In turn with them, a page of the same length from a process
+  that does nothing else, ``metrics_bare_p50_ms`` and ``metrics_bare_p99_ms``: what the machine makes a scrape wait.
 - ``memory``: the gateway's resident memory before and after 10,000 calls, 64 at a time: ``memory_grown_mib``, and
   ``memory_bytes_per_call``.
 - ``isolation``: the first token of a prompt of 1,000 ids that another tenant has cached, of one that nobody has, and of
@@ -48,7 +50,7 @@ from prefixgate.proto.transport import CHANNEL_OPTIONS
 STEP_MS = 25
 STREAMS = 64
 PROMPT_TOKENS = 1000
-SCRAPE_SECONDS = 0.05
+SCRAPE_SECONDS = 0.025
 WARM_ROUNDS = 10
 
 
@@ -58,12 +60,21 @@ class Sizes(NamedTuple):
     first_rounds: int = 300
     stream_tokens: int = 300
     stream_rounds: int = 3
+    scrape_tokens: int = 1_200
     warm_calls: int = 4_000
     calls: int = 10_000
     isolation_pairs: int = 200
 
 
-QUICK = Sizes(first_rounds=50, stream_tokens=80, stream_rounds=1, warm_calls=500, calls=1_000, isolation_pairs=30)
+QUICK = Sizes(
+    first_rounds=50,
+    stream_tokens=80,
+    stream_rounds=1,
+    scrape_tokens=200,
+    warm_calls=500,
+    calls=1_000,
+    isolation_pairs=30,
+)
 
 
 class Bench:
@@ -147,23 +158,14 @@ async def first(bench: Bench, where: Served) -> None:
 
 async def stream(bench: Bench, where: Served) -> None:
     tokens = bench.sizes.stream_tokens
-    ratios, ours, bare, scrapes = [], [], [], list[float]()
+    ratios, ours, bare = [], [], []
     async with _channel(where.relay) as channel:
         client = GatewayClient(channel)
-
-        async def load(length: int) -> None:
-            await asyncio.gather(
-                *(client.stream(bench.prompt()[:32], length, TENANTS[i % len(TENANTS)]) for i in range(STREAMS))
-            )
-
-        await load(20)
+        await _load(bench, client, 20)
         for _ in range(bench.sizes.stream_rounds):
-            async with _scraping(where.gateway_page) as found:
-                before = _cpu_seconds(where)
-                await load(tokens)
-                after = _cpu_seconds(where)
-            scrapes += found[0]["ms"]
-            bench.results["metrics_series"] = found[0]["series"]
+            before = _cpu_seconds(where)
+            await _load(bench, client, tokens)
+            after = _cpu_seconds(where)
             spent = [(end - start) * 1e6 / (STREAMS * tokens) for start, end in zip(before, after, strict=True)]
             ours.append(spent[0])
             bare.append(spent[1])
@@ -171,8 +173,25 @@ async def stream(bench: Bench, where: Served) -> None:
     bench.record("stream_gateway_us", statistics.median(ours))
     bench.record("stream_pass_through_us", statistics.median(bare))
     bench.record("stream_cpu_ratio", statistics.median(ratios))
-    bench.record("metrics_p50_ms", statistics.median(scrapes))
-    bench.record("metrics_p99_ms", statistics.quantiles(scrapes, n=100)[98])
+
+
+async def scrapes(bench: Bench, where: Served) -> None:
+    async with _channel(where.gateway) as channel:
+        client = GatewayClient(channel)
+        await _load(bench, client, 20)
+        async with _scraping(where.gateway_page, where.bare_page) as found:
+            await _load(bench, client, bench.sizes.scrape_tokens)
+    for name, page in zip(("metrics", "metrics_bare"), found, strict=True):
+        bench.record(f"{name}_p50_ms", statistics.median(page["ms"]))
+        bench.record(f"{name}_p99_ms", statistics.quantiles(page["ms"], n=100)[98])
+    bench.record("metrics_series", found[0]["series"])
+
+
+async def _load(bench: Bench, client: GatewayClient, tokens: int) -> None:
+    """Run 64 streams, all tenants among them, to their ends."""
+    await asyncio.gather(
+        *(client.stream(bench.prompt()[:32], tokens, TENANTS[i % len(TENANTS)]) for i in range(STREAMS))
+    )
 
 
 def _cpu_seconds(where: Served) -> list[float]:
@@ -181,10 +200,10 @@ def _cpu_seconds(where: Served) -> list[float]:
 
 
 @contextlib.asynccontextmanager
-async def _scraping(url: str) -> AsyncIterator[list[Mapping[str, Any]]]:
-    """Scrape a page from another process for as long as this lasts; what it found stands in the list afterwards."""
+async def _scraping(*urls: str) -> AsyncIterator[list[Mapping[str, Any]]]:
+    """Scrape pages from another process for as long as this lasts; what it found stands in the list afterwards."""
     found: list[Mapping[str, Any]] = []
-    command = [sys.executable, "-m", "benchmarks.scraper", url, str(SCRAPE_SECONDS)]
+    command = [sys.executable, "-m", "benchmarks.scraper", str(SCRAPE_SECONDS), *urls]
     process = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
@@ -192,7 +211,7 @@ async def _scraping(url: str) -> AsyncIterator[list[Mapping[str, Any]]]:
         yield found
     finally:
         output, _ = await process.communicate(b"")
-    found.append(json.loads(output))
+    found += json.loads(output)
 
 
 async def memory(bench: Bench, where: Served) -> None:
@@ -240,10 +259,12 @@ async def isolation(bench: Bench, where: Served) -> None:
     bench.record("isolation_chance", 0.5 / pairs**0.5)
 
 
+SLOW_CASES = ("stream", "scrapes")
 CASES: Mapping[str, Callable[[Bench, Served], Awaitable[None]]] = {
     "first": first,
     "isolation": isolation,
     "stream": stream,
+    "scrapes": scrapes,
     "memory": memory,
 }
 
@@ -251,8 +272,8 @@ CASES: Mapping[str, Callable[[Bench, Served], Awaitable[None]]] = {
 async def _run(bench: Bench, names: Sequence[str]) -> None:
     # A step as long as on a small accelerator where messages are counted, and none where milliseconds are.
     for model, own in (
-        (f"witness:step_ms={STEP_MS}", ["stream"]),
-        ("witness", [name for name in CASES if name != "stream"]),
+        (f"witness:step_ms={STEP_MS}", SLOW_CASES),
+        ("witness", [name for name in CASES if name not in SLOW_CASES]),
     ):
         if not (wanted := [name for name in own if name in names]):
             continue

@@ -22,6 +22,7 @@ from prefixgate.proto.access import ACCESS_PURPOSE
 
 TENANTS = tuple(f"tenant-{number:02}" for number in range(16))
 START_SECONDS = 60.0
+BARE_SERIES = 1_200
 
 
 def credential(tenant: str) -> tuple[tuple[str, str], ...]:
@@ -38,6 +39,8 @@ class Served:
     relay: str
     """The pass-through to the gateway."""
     gateway_page: str
+    bare_page: str
+    """As long as the gateway's, in a process that does nothing else."""
     link: WorkerLink
     """How a gateway calls the worker."""
     gateway_process: psutil.Process
@@ -66,8 +69,9 @@ def served(model: str) -> Iterator[Served]:
             r"metrics on (\S+)",
         )
         relay_process, _ = start(("benchmarks.pass_through", relay, gateway), (), "(ready)")
+        _, bare_page = start(("benchmarks.bare_page", str(BARE_SERIES)), (), r"ready on (\S+)")
         link = WorkerLink(BlockHasher(start.hash_key).derive(ACCESS_PURPOSE))
-        yield Served(gateway, worker, relay, page, link, gateway_process, relay_process)
+        yield Served(gateway, worker, relay, page, bare_page, link, gateway_process, relay_process)
 
 
 class _Starter:

@@ -272,20 +272,22 @@ class GatewayMetrics:
 
         Tenants beyond the first ``MAX_TENANT_LABELS`` count as ``other``.
         """
-        self._tenants: frozenset[str] = frozenset()
-        self.know(tenants)
         self._readings = readings
         self._values: dict[Metric, dict[tuple[str, ...], Value]] = {
-            # What has no labels is there from the beginning, as zero.
-            metric: {} if metric.labels else {(): _zero(metric)}
-            for metric in METRICS
-            if metric not in readings
+            metric: {} if metric.labels else {(): _zero(metric)} for metric in METRICS if metric not in readings
         }
+        self._tenants: frozenset[str] = frozenset()
+        self.know(tenants)
 
     def know(self, tenants: Iterable[str]) -> None:
         """Count these apart too, as long as there is room. Who is known stays known: its series stay on the page."""
         others = (name for name in tenants if name not in self._tenants)
-        self._tenants |= frozenset(itertools.islice(others, MAX_TENANT_LABELS - len(self._tenants)))
+        known = frozenset(itertools.islice(others, MAX_TENANT_LABELS - len(self._tenants)))
+        self._tenants |= known
+        # What has no other label is there from the beginning, as zero: a rate does not see a series' first value.
+        for metric, values in self._values.items():
+            if metric.labels == ("tenant",):
+                values |= {(tenant,): _zero(metric) for tenant in known}
 
     def count(self, metric: Metric, *labels: str, amount: float = 1) -> None:
         """Add to a counter. A tenant without series of its own counts as ``other``."""

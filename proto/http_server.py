@@ -51,6 +51,7 @@ class HttpServer:
         return int(self._server.server_address[1])
 
     def start(self) -> None:
+        self._page.start()
         self._thread.start()
 
     def stop(self) -> None:
@@ -59,6 +60,7 @@ class HttpServer:
             self._server.shutdown()
             self._thread.join()
         self._server.server_close()
+        self._page.stop()
 
     def answer(self, path: str) -> tuple[HTTPStatus, dict[str, str], bytes]:
         """Make the answer to a GET: status, headers and body."""

@@ -21,7 +21,7 @@ from prefixgate.gateway.metrics import (
     Metric,
 )
 from prefixgate.proto import gateway_pb2
-from prefixgate.proto.exposition import Samples, write_page
+from prefixgate.proto.exposition import Histogram, Samples, write_page
 from prefixgate.proto.metrics_page import MAX_SERIES, MAX_TENANT_LABELS
 from tests.gateway.fake_worker import LENGTH, STOP
 from tests.gateway.rig import Client, Rig, prompt, rig, run, tenants
@@ -134,7 +134,8 @@ def test_a_call_that_ended_before_its_first_token_has_no_time_to_it() -> None:
             call = await r.next_call()
             pending.cancel()
             await call.cancels.get()
-            assert not any("first_token_seconds_count" in name for name in await series(r))
+            page = await series(r)
+            assert [page[name] for name in page if "first_token_seconds_count" in name] == [0]
 
     run(test())
 
@@ -191,7 +192,17 @@ def test_tenants_that_come_later_are_counted_apart_while_there_is_room() -> None
         metrics.count(PROMPT_TOKENS, tenant, amount=2)
     metrics.know(["beyond"])
     metrics.count(PROMPT_TOKENS, "beyond", amount=4)
-    assert samples(metrics, PROMPT_TOKENS) == {("acme",): 2, ("fresh",): 2, ("other",): 1 + 2 + 4}
+    counted = {labels: count for labels, count in samples(metrics, PROMPT_TOKENS).items() if count}
+    assert counted == {("acme",): 2, ("fresh",): 2, ("other",): 1 + 2 + 4}
+
+
+def test_a_tenants_series_are_there_before_its_first_call() -> None:
+    metrics = GatewayMetrics(["acme"], GAUGES)
+    metrics.know(["late"])
+    assert samples(metrics, PROMPT_TOKENS) == {("acme",): 0, ("late",): 0}
+    histogram = samples(metrics, FIRST_TOKEN)["late",]
+    assert isinstance(histogram, Histogram)
+    assert histogram.cumulative()[0][-1] == ("+Inf", 0)
 
 
 def test_a_counter_never_falls() -> None:
@@ -206,7 +217,8 @@ def test_labels_that_are_not_the_metrics_own_are_a_fault() -> None:
     metrics = GatewayMetrics(["acme"], GAUGES)
     metrics.count(PROMPT_TOKENS)
     metrics.observe(FIRST_TOKEN, "acme", "extra", seconds=1)
-    assert samples(metrics, PROMPT_TOKENS) == samples(metrics, FIRST_TOKEN) == {}
+    assert samples(metrics, PROMPT_TOKENS) == {("acme",): 0}
+    assert list(samples(metrics, FIRST_TOKEN)) == [("acme",)]
     assert samples(metrics, METRICS_ERRORS) == {(): 2}
 
 

@@ -1,5 +1,8 @@
 """The page is made now and then, and served as bytes in between."""
 
+import time
+from collections.abc import Callable
+
 import pytest
 
 from prefixgate.proto.exposition import Family
@@ -72,3 +75,50 @@ def test_what_is_shown_can_change_and_is_nothing_at_first() -> None:
     assert page.read().body == b""
     page.show(Things())
     assert b"reads 1" in page.read().body
+
+
+def test_a_started_page_is_made_before_it_is_asked_for() -> None:
+    things = Things()
+    page = MetricsPage(0.01)
+    page.show(things)
+    page.start()
+    try:
+        until(lambda: things.reads >= 3)
+        reads = things.reads
+        assert page.read().body.startswith(b"# HELP reads")
+        until(lambda: things.reads > reads)
+    finally:
+        page.stop()
+    reads = things.reads
+    page.read()
+    assert things.reads <= reads + 1
+
+
+def test_a_started_page_that_cannot_be_made_says_so_and_comes_back() -> None:
+    things = Things()
+    page = MetricsPage(0.01)
+    page.show(things)
+    page.start()
+    try:
+        page.read()
+        things.broken = True
+        until(lambda: is_refused(page))
+        things.broken = False
+        until(lambda: not is_refused(page))
+    finally:
+        page.stop()
+
+
+def is_refused(page: MetricsPage) -> bool:
+    try:
+        page.read()
+    except RuntimeError:
+        return True
+    return False
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
