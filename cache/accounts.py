@@ -5,6 +5,7 @@ missing up to there is kept. Its *cap* bounds what it holds, cached blocks inclu
 without a configured share has no floor and may use what the floors of others leave.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -27,6 +28,8 @@ class Account:
     tenant: str
     floor: int
     cap: int
+    number: int = 0
+    """Its own among the accounts of one pool, from 1 on: short for the tenant, see ``BlockPool.owners``."""
     active: int = 0
     cached: int = 0
     promised: int = 0
@@ -64,6 +67,7 @@ class Accounts:
         self._num_blocks = num_blocks
         self._shares = dict(shares)
         self._accounts: dict[str, Account] = {}
+        self._numbers = itertools.count(1)
         self.total_promised = 0
         self._unshared = num_blocks - pin_limit - floors
         self._floored = [self.of(tenant) for tenant, share in shares.items() if share.floor]
@@ -76,6 +80,7 @@ class Accounts:
         account = self._accounts.get(tenant)
         if account is None:
             account = self._accounts[tenant] = self._opened(tenant)
+            account.number = next(self._numbers)
         return account
 
     def find(self, tenant: str) -> Account | None:

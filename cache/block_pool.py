@@ -30,6 +30,9 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.ref_counts = [0] * num_blocks
         """References of each block. To be read by anyone, to be written here."""
+        self.owners = [0] * num_blocks
+        """Number of the account that has each block; 0 for free ones. Read and written alike, so that the pool can be
+        drawn from two lists that are copied as they are."""
         # Taken from the end, so that a fresh pool hands out 0, 1, 2, ... and a block freed last is reused first.
         self._free = list(range(num_blocks - 1, -1, -1))
         self.num_cached = 0
@@ -54,9 +57,10 @@ class BlockPool:
             return []
         taken = self._free[: -count - 1 : -1]
         del self._free[-count:]
-        ref_counts = self.ref_counts
+        ref_counts, owners, number = self.ref_counts, self.owners, account.number
         for block in taken:
             ref_counts[block] = 1
+            owners[block] = number
         account.active += count
         return taken
 
@@ -78,7 +82,7 @@ class BlockPool:
 
         Blocks without references become cached where they are published, and free where they are not.
         """
-        ref_counts, idle = self.ref_counts, 0
+        ref_counts, owners, idle = self.ref_counts, self.owners, 0
         for block in blocks:
             count = ref_counts[block] - 1
             if count <= 0:
@@ -87,6 +91,7 @@ class BlockPool:
                 idle += 1
                 if not published:
                     self._free.append(block)
+                    owners[block] = 0
             ref_counts[block] = count
         account.active -= idle
         if published:
@@ -96,6 +101,9 @@ class BlockPool:
 
     def reclaim(self, blocks: Sequence[int], account: Account) -> None:
         """Make cached blocks free: their content left the index."""
+        owners = self.owners
+        for block in blocks:
+            owners[block] = 0
         self._free += blocks
         self.num_cached -= len(blocks)
         account.cached -= len(blocks)

@@ -134,6 +134,9 @@ def _check_accounts(cache: PrefixCache) -> None:
     promised: Counter[str] = Counter()
     for table, reservation in {id(t.reservation): (t, t.reservation) for t in cache.tables()}.values():
         promised[table.account.tenant] += reservation.remaining
+    for block, noted in enumerate(cache.pool.owners):
+        number = owners[block].number if block in owners else 0
+        _require(noted == number, f"block {block} is noted as of account {noted} and is {number}'s")
     for account in cache.accounts:
         name = account.tenant
         counted = (account.active, account.cached, account.promised)

@@ -2,7 +2,7 @@
 
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -70,6 +70,10 @@ class Pins:
     def num_blocks_of(self, tenant: str) -> int:
         """Distinct blocks that a tenant's pins hold; O(1)."""
         return self._by_tenant[tenant]
+
+    def counts(self) -> Mapping[int, int]:
+        """Copy how many pins hold each block that any holds."""
+        return dict(self._pinned)
 
     def count(self, block: int) -> int:
         """How many pins hold a block."""
