@@ -49,7 +49,8 @@ from benchmarks.hosted_worker import TENANT, BenchEngine, serve
 from benchmarks.llama_model import NOT_INSTALLED, LlamaModel
 from benchmarks.stock_model import StockModel
 from prefixgate.cache.hashing import CacheScope
-from prefixgate.config.settings import CacheSettings, WorkerSettings
+from prefixgate.config.cache_settings import CacheSettings
+from prefixgate.config.settings import WorkerSettings
 from prefixgate.worker.attention import AttentionBackend
 from prefixgate.worker.conversion import cache_folder
 from prefixgate.worker.cpu_attention import cpu_attention
@@ -85,7 +86,7 @@ class Bench:
     def __init__(self, sizes: Sizes, repeats: int, threads: int, dtype: str, gguf: Path | None) -> None:
         self.sizes, self.repeats, self.threads, self.gguf = sizes, repeats, threads, gguf
         settings = WorkerSettings(model="smollm2", device="cpu", dtype=dtype, threads=threads)
-        self.runner = load_pretrained(settings, lambda layout: NUM_BLOCKS, print)
+        self.runner = load_pretrained(settings, lambda layout, room: NUM_BLOCKS, print)
         self.stock = StockModel(self.runner.spec.kv_layout.dtype)
         self.results: dict[str, float] = {}
         self._random = torch.Generator().manual_seed(0)

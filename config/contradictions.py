@@ -12,6 +12,9 @@ def contradictions(settings: "Settings") -> Iterator[str]:
     cache, gateway, worker = settings.cache, settings.gateway, settings.worker
     if cache.memory is not None and cache.blocks is not None:
         yield f"cache.memory and cache.blocks ({cache.blocks}): only one of both sets the pool's size"
+    if cache.memory_share is not None and not (cache.memory is None and cache.blocks is None):
+        other = "memory" if cache.blocks is None else "blocks"
+        yield f"cache.memory_share ({cache.memory_share}) and cache.{other}: only one of both sets the pool's size"
     if cache.hash_key and cache.hash_key_file:
         yield "cache.hash_key and cache.hash_key_file: only one of both names the key"
     yield from _incomplete_tls("gateway.tls", gateway.tls_cert, gateway.tls_key, gateway.tls_client_ca)

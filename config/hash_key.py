@@ -5,7 +5,8 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from prefixgate.config.settings import CacheSettings, SettingsError
+from prefixgate.config.cache_settings import CacheSettings
+from prefixgate.config.settings import SettingsError
 
 HASH_KEY_VARIABLE = "PREFIXGATE_HASH_KEY"
 """Environment variable with the key in hexadecimal; `serve` sets it for the two processes that it starts."""

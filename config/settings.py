@@ -10,16 +10,15 @@ from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from prefixgate.config.cache_settings import CacheSettings
 from prefixgate.config.contradictions import contradictions
 from prefixgate.config.kinds import (
     AddressText,
     Choice,
-    Flag,
     Integer,
     Kind,
     NotAllowedError,
     Number,
-    Size,
     Text,
     TextList,
     WorkerAddresses,
@@ -32,16 +31,12 @@ MAX_SETTINGS_BYTES = 1 << 20
 RESERVED_TENANTS = frozenset({"other"})
 """Names that metrics use for themselves."""
 
-DEFAULT_POOL_BYTES = 512 << 20
-"""The pool's size where neither ``cache.memory`` nor ``cache.blocks`` is set."""
-
 
 class SettingsError(Exception):
     """The settings cannot be used; the text names key, value and what is allowed."""
 
 
 _SECONDS = Number(0, 86_400)
-_HEX_KEY = Text("at least 16 bytes written as hexadecimal digits", r"(?:[0-9A-Fa-f]{2}){16,1024}|")
 _DIGEST = Text('"sha256:" and 64 lower-case hexadecimal digits (`prefixgate key` makes one)', r"sha256:[0-9a-f]{64}")
 _PATH = Text("a path")
 _CERTIFICATE = Text(
@@ -131,6 +126,12 @@ class WorkerSettings:
     )
     threads: int = setting(0, Integer(0, 1024), "CPU threads for the model; 0 leaves it to torch.", unit="threads")
     max_batch_tokens: int = setting(
+    attention: str = setting(
+        "auto",
+        Choice(("auto", "vllm_flash_attn", "triton", "cpu", "sdpa")),
+        'What computes attention over the pool; "auto" takes the first of these that works for the model on its '
+        "device, and says why each before it does not. One that is named and does not work is refused.",
+    )
         512,
         Integer(2, 1 << 20),
         "Tokens computed in one step, prefill and decode together; more than max_running.",
@@ -152,48 +153,6 @@ class WorkerSettings:
         "",
         _PATH,
         "File with the authorities, PEM, one of which must have signed the certificate that each gateway shows.",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class CacheSettings:
-    """The pool of blocks, and the secret that names them."""
-
-    memory: int | None = setting(
-        None, Size(1, 1 << 50), "Size of the pool in bytes. Not set, and no blocks either: 512MiB.", unit="bytes"
-    )
-    blocks: int | None = setting(
-        None, Integer(2, 1 << 31), "Size of the pool in blocks of 16 tokens, instead of memory.", unit="blocks"
-    )
-    mode: str = setting(
-        "on",
-        Choice(("on", "off")),
-        '"off" computes every prompt anew: the baseline that shows what the cache is worth.',
-        flag="--cache",
-    )
-    eviction: str = setting(
-        "adaptive",
-        Choice(("adaptive", "lru")),
-        'Which cached block goes first: "adaptive" keeps what the pool has learned to come back, and is "lru" else.',
-    )
-    pin_share: float = setting(
-        0.1,
-        Number(0, 0.9),
-        "Part of the pool that the pins of all tenants together may hold. No single call can have it either, so that "
-        "pins never stand in the way of one. 0 allows no pins.",
-    )
-    hash_key: str = setting(
-        "",
-        _HEX_KEY,
-        "Secret that gateway and worker share. A command line can be read by others on the machine: prefer the file, "
-        "hash_key_file, or the variable PREFIXGATE_HASH_KEY. `serve` makes a fresh one where none is set.",
-        secret=True,
-    )
-    hash_key_file: str = setting("", Text("a path"), "File that holds hash_key as hexadecimal digits.")
-    poison: bool = setting(
-        False,
-        Flag(),
-        "Fill fresh blocks with NaN, so that a read of an unwritten slot shows. The witness always does.",
     )
 
 
@@ -239,7 +198,7 @@ class Settings:
 
     gateway: GatewaySettings = GatewaySettings()
     worker: WorkerSettings = WorkerSettings()
-    cache: CacheSettings = CacheSettings()
+    cache: CacheSettings = field(default_factory=CacheSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     routing: RoutingSettings = field(default_factory=RoutingSettings)
     tenants: Mapping[str, TenantSettings] = field(default_factory=dict)

@@ -41,7 +41,7 @@ examples:
                                                      ask it, and see what came from the cache
   prefixgate chat --system "You are brief."          talk with it; each answer tells what the cache held
   prefixgate serve --model witness --blocks 64       a diagnostic model: no weights, no download
-  prefixgate serve --config prefixgate.toml --memory 8GiB
+  prefixgate serve --config prefixgate.toml --kv-memory 8GiB
                                                      settings from a file, one of them changed
   prefixgate key                                     a new API key, and the line that configures it
 

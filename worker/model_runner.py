@@ -40,6 +40,9 @@ class ModelSpec:
     """Longest prompt plus output, in tokens."""
     kv_layout: KVLayout
     text: TextAssets
+    device: str = "cpu"
+    attention: str = ""
+    """The backend that computes attention; empty where the model needs none."""
 
 
 class Row(NamedTuple):

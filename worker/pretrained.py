@@ -1,24 +1,26 @@
 """From ``worker.model`` to a pretrained model that passed its probe, with its pool on its device."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers.utils import logging as transformers_logging
 
-from prefixgate.cache.kv_storage import KVLayout, TorchKVStorage
+from prefixgate.cache.kv_storage import KVLayout, KVStorage, TorchKVStorage
 from prefixgate.config.settings import WorkerSettings
 from prefixgate.worker import embedded
-from prefixgate.worker.attention import AttentionBackend
+from prefixgate.worker.attention_choice import attention_makers, choose_attention
 from prefixgate.worker.conversion import cache_folder, converted_folder
-from prefixgate.worker.cpu_attention import cpu_attention
+from prefixgate.worker.device_memory import CudaMemory
 from prefixgate.worker.file_digests import FileDigests
+from prefixgate.worker.largest_step import SCRATCH_BLOCKS, measure_room, run_largest_step
+from prefixgate.worker.limits import Limits
 from prefixgate.worker.model_folder import eos_ids, load_model, load_text, model_fingerprint
 from prefixgate.worker.model_runner import ModelRefusedError, ModelSpec
-from prefixgate.worker.native_library import NativeUnavailableError
+from prefixgate.worker.pool_size import Room
 from prefixgate.worker.probe import probe, probe_ids, refuse_moving_rope, stock_logits, survey
-from prefixgate.worker.sdpa_attention import SdpaBackend
 from prefixgate.worker.transformers_runner import TransformersRunner
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -26,12 +28,13 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 
 def load_pretrained(
     settings: WorkerSettings,
-    pool_blocks: Callable[[KVLayout], int],
+    pool_blocks: Callable[[KVLayout, Room | None], int],
     progress: Callable[[str], None],
     cache: Path | None = None,
 ) -> TransformersRunner:
     """Load the model that the settings name, compare it with itself, and allocate its pool.
 
+    ``pool_blocks`` sizes the pool for a layout and the room that a CUDA device has left; on a CPU that is None.
     ``cache`` is where downloads and conversions are kept; the default is the user's cache folder. Raises
     ModelRefusedError with the reason.
     """
@@ -45,7 +48,8 @@ def load_pretrained(
     refuse_moving_rope(model.config.get_text_config())
     token_ids = probe_ids(_vocabulary_size(model), _context_length(model))
     expected = stock_logits(model, token_ids)
-    layout = survey(model)
+    shape = survey(model)
+    layout = shape.layout
     spec = ModelSpec(
         name=settings.served_name or name,
         fingerprint=model_fingerprint(folder, layout.dtype, digests),
@@ -54,11 +58,24 @@ def load_pretrained(
         context_length=_context_length(model),
         kv_layout=layout,
         text=load_text(folder),
+        device=str(device),
     )
-    backend = _backend(device, layout.dtype, cache, progress)
-    probe(model, spec, expected, backend)
-    blocks = pool_blocks(layout)
-    runner = TransformersRunner(model, spec, TorchKVStorage(blocks, layout, device=device), backend)
+    choice = choose_attention(
+        settings.attention,
+        attention_makers(cache, progress),
+        shape,
+        device,
+        lambda backend: probe(model, spec, expected, backend),
+    )
+    progress(str(choice))
+    spec = replace(spec, attention=choice.name)
+    room = None
+    if device.type == "cuda":
+        scratch = TransformersRunner(model, spec, _storage(SCRATCH_BLOCKS, layout, device), choice.backend)
+        limits = Limits(settings.max_batch_tokens, settings.max_running, settings.max_waiting)
+        room = measure_room(lambda: run_largest_step(scratch.forward, limits, spec), CudaMemory(device))
+    blocks = pool_blocks(layout, room)
+    runner = TransformersRunner(model, spec, _storage(blocks, layout, device), choice.backend)
     progress(
         f"{spec.name} is ready on {device}: {sum(p.numel() for p in model.parameters()) / 1e6:.0f} M parameters, "
         f"{blocks:,} blocks of {layout.block_bytes / 1024:.0f} KiB for {blocks * layout.block_size:,} tokens"
@@ -81,27 +98,23 @@ def _find(model: str, cache: Path, digests: FileDigests, progress: Callable[[str
 
 
 def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
     kind, _, index = name.partition(":")  # torch.device keeps an index in a byte: there "cuda:256" is "cuda:0"
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
         raise ModelRefusedError(f"worker.device: {name!r}, but there are {torch.cuda.device_count()} CUDA devices")
-    return torch.device(name)
+    # With its number: torch takes "cuda" and "cuda:0" for two devices.
+    return torch.device("cuda", int(index or 0))
 
 
-def _backend(
-    device: torch.device, dtype: torch.dtype, cache: Path, progress: Callable[[str], None]
-) -> AttentionBackend:
-    """Return the fastest attention there is for a device and a number format."""
-    if device.type != "cpu":
-        return SdpaBackend()
+def _storage(blocks: int, layout: KVLayout, device: torch.device) -> KVStorage:
     try:
-        return cpu_attention(dtype, cache, progress)
-    except NativeUnavailableError as error:
-        progress(
-            f"attention runs on torch alone, which is slower, since the compiled operator is not to be had: {error}"
-        )
-        return SdpaBackend()
+        return TorchKVStorage(blocks, layout, device=device)
+    except RuntimeError as error:  # as torch says that there is no memory, on a CPU without a class of its own
+        raise ModelRefusedError(
+            f"cache: a pool of {blocks:,} blocks takes {blocks * layout.block_bytes:,} bytes, which {device} does not "
+            f"have: {error}"
+        ) from error
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype | None:

@@ -13,7 +13,7 @@ from transformers import AttentionInterface
 
 from prefixgate.cache.hashing import CacheScope
 from prefixgate.cache.kv_storage import KVLayout, TorchKVStorage
-from prefixgate.worker.attention import AttentionBackend
+from prefixgate.worker.attention import AttentionBackend, AttentionShape
 from prefixgate.worker.attention_hook import layer_index, refuse_unknown, use_attention
 from prefixgate.worker.model_runner import ModelRefusedError, ModelSpec, Row
 from prefixgate.worker.transformers_runner import TransformersRunner
@@ -77,6 +77,7 @@ class _Survey:
         self.calls: list[LayerCall] = []
         self.windows: dict[int, int | None] = {}
         """What each layer was told about how far back it may look."""
+        self.softcap = self.sinks = False
 
     def __call__(
         self,
@@ -93,6 +94,8 @@ class _Survey:
     ) -> tuple[torch.Tensor, None]:
         refuse_unknown(attention_mask, arguments)
         self.windows[layer_index(module)] = sliding_window
+        self.softcap |= bool(softcap)
+        self.sinks |= s_aux is not None
         self.calls.append(
             LayerCall(layer_index(module), query.shape[1], key.shape[1], key.shape[3], value.shape[3], key.dtype)
         )
@@ -100,8 +103,8 @@ class _Survey:
 
 
 @torch.inference_mode()
-def survey(model: Any) -> KVLayout:
-    """Find out what one token's keys and values look like. Raises ModelRefusedError where a pool cannot hold them."""
+def survey(model: Any) -> AttentionShape:
+    """Find out what a model's layers keep and ask for. Raises ModelRefusedError where a pool cannot hold it."""
     reusing = sum(bool(getattr(module, "is_kv_shared_layer", False)) for module in model.modules())
     if reusing:
         raise ModelRefusedError(
@@ -125,7 +128,14 @@ def survey(model: Any) -> KVLayout:
             raise ModelRefusedError(f"layers differ in their heads: {_sizes(first)}, {_sizes(call)}")
     if first.key_size != first.value_size:
         raise ModelRefusedError(f"keys and values differ in size: {_sizes(first)}")
-    return KVLayout(num_layers, first.kv_heads, first.key_size, first.dtype)
+    if first.dtype not in TOLERANCE:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in TOLERANCE)
+        raise ModelRefusedError(
+            f"worker.dtype: its keys and values are {str(first.dtype).removeprefix('torch.')}; a pool holds {names}"
+        )
+    layout = KVLayout(num_layers, first.kv_heads, first.key_size, first.dtype)
+    windowed = any(window is not None for window in seen.windows.values())
+    return AttentionShape(layout, first.query_heads, windowed, seen.softcap, seen.sinks)
 
 
 def require_one_call_each(layers_called: Sequence[int], num_layers: int) -> None:

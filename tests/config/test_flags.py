@@ -75,12 +75,14 @@ def test_every_setting_can_be_given_as_a_flag() -> None:
         "worker.served_name": "name",
         "worker.device": "cuda:1",
         "worker.dtype": "float16",
+        "worker.attention": "sdpa",
         "worker.threads": "7",
         "worker.max_batch_tokens": "8",
         "worker.max_running": "9",
         "worker.max_waiting": "10",
         "worker.drain_seconds": "11",
         "cache.memory": "1MiB",
+        "cache.memory_share": "0.5",
         "cache.mode": "off",
         "cache.eviction": "lru",
         "cache.hash_key": "ab" * 16,
@@ -93,7 +95,7 @@ def test_every_setting_can_be_given_as_a_flag() -> None:
     given = [f"{flag_name(*key.split('.'))}={value}" for key, value in values.items() if key != "cache.poison"]
     overrides = overrides_from(parse([*given, "--poison"]))
     assert overrides == values
-    del overrides["cache.memory"]
+    del overrides["cache.memory"], overrides["cache.memory_share"]
     settings = load_settings(None, overrides)
     defaults = Settings()
     for key in overrides:

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from prefixgate.cache.hashing import MIN_KEY_BYTES, BlockHasher
+from prefixgate.config.cache_settings import CacheSettings
 from prefixgate.config.hash_key import (
     HASH_KEY_VARIABLE,
     MIN_HASH_KEY_BYTES,
@@ -10,7 +11,7 @@ from prefixgate.config.hash_key import (
     read_hash_key,
     require_hash_key,
 )
-from prefixgate.config.settings import CacheSettings, SettingsError
+from prefixgate.config.settings import SettingsError
 
 A, B = "0a" * 16, "0B" * 32
 

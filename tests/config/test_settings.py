@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
+from prefixgate.config.cache_settings import CacheSettings
 from prefixgate.config.limit_settings import NO_LIMITS, LimitSettings
 from prefixgate.config.settings import (
     SECTIONS,
-    CacheSettings,
     Settings,
     SettingsError,
     TenantSettings,
@@ -98,6 +98,10 @@ def test_the_file_is_read_and_a_flag_wins_over_it(write: Writer) -> None:
         ('[cache]\nmemory = "512MB"', ["cache.memory: '512MB'", '"512MiB"']),
         ('[cache]\npoison = "true"', ["cache.poison: 'true'", "true or false"]),
         ("[cache]\nblocks = 4\nmemory = 4096", ["cache.memory and cache.blocks (4)", "only one"]),
+        ("[cache]\nmemory_share = 0.5\nblocks = 4", ["cache.memory_share (0.5) and cache.blocks", "only one"]),
+        ("[cache]\nmemory_share = 1\nmemory = 9", ["cache.memory_share (1.0) and cache.memory", "only one"]),
+        ("[cache]\nmemory_share = 90", ["cache.memory_share: 90", "a number from 0.01 to 1"]),
+        ('[worker]\nattention = "fa2"', ["worker.attention: 'fa2'", '"vllm_flash_attn", "triton", "cpu", "sdpa"']),
     ],
 )
 def test_a_wrong_key_or_value_is_refused_by_name(write: Writer, text: str, words: list[str]) -> None:

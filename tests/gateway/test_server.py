@@ -14,7 +14,8 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from prefixgate.cache.hashing import BlockHasher
-from prefixgate.config.settings import CacheSettings, GatewaySettings, Settings, SettingsError
+from prefixgate.config.cache_settings import CacheSettings
+from prefixgate.config.settings import GatewaySettings, Settings, SettingsError
 from prefixgate.gateway.fleet import Fleet
 from prefixgate.gateway.server import GatewayServer
 from prefixgate.gateway.server import run as run_gateway

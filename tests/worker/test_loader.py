@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 
 from prefixgate.cache.kv_storage import TorchKVStorage
-from prefixgate.config.settings import CacheSettings, WorkerSettings
-from prefixgate.worker.loader import load_runner, poisons, pool_blocks
+from prefixgate.config.cache_settings import CacheSettings
+from prefixgate.config.settings import WorkerSettings
+from prefixgate.worker.loader import load_runner, poisons
 from prefixgate.worker.model_runner import ModelRefusedError
-from prefixgate.worker.witness import WitnessModel, witness_layout
+from prefixgate.worker.witness import WitnessModel
 
 WITNESS = WorkerSettings(model="witness:eos_every=8,context=4096")
 SMALL = CacheSettings(blocks=8)
@@ -37,29 +38,13 @@ def test_served_name_is_the_model_s_name() -> None:
     [
         (replace(WITNESS, device="cuda"), "worker.device: 'cuda'"),
         (replace(WITNESS, dtype="float16"), "worker.dtype: 'float16'"),
+        (replace(WITNESS, attention="sdpa"), "worker.attention: 'sdpa'"),
         (replace(WITNESS, model="witness:steps=1"), "no option 'steps'"),
     ],
 )
 def test_what_the_witness_cannot_do_is_refused(settings: WorkerSettings, named: str) -> None:
     with pytest.raises(ModelRefusedError, match=re.escape(named)):
         load_runner(settings, SMALL, quiet)
-
-
-@pytest.mark.parametrize(
-    ("cache", "expected"),
-    [
-        (CacheSettings(blocks=5), 5),
-        (CacheSettings(memory=3 * 4096 + 100), 3),
-        (CacheSettings(), (512 << 20) // 4096),
-    ],
-)
-def test_the_pool_is_sized_in_blocks_or_bytes(cache: CacheSettings, expected: int) -> None:
-    assert pool_blocks(cache, witness_layout()) == expected
-
-
-def test_a_pool_of_one_block_is_refused() -> None:
-    with pytest.raises(ModelRefusedError, match="at least 8,192 bytes"):
-        pool_blocks(CacheSettings(memory=5000), witness_layout())
 
 
 def test_fresh_blocks_are_poisoned_when_asked_and_always_with_the_witness() -> None:

@@ -11,7 +11,8 @@ import torch
 from tokenizers import Tokenizer
 
 from prefixgate.cache.kv_storage import KVLayout
-from prefixgate.config.settings import CacheSettings, WorkerSettings
+from prefixgate.config.cache_settings import CacheSettings
+from prefixgate.config.settings import WorkerSettings
 from prefixgate.worker.conversion import cache_folder
 from prefixgate.worker.loader import load_runner
 from prefixgate.worker.model_runner import ModelRefusedError
@@ -37,7 +38,7 @@ def load(tmp_path: Path) -> Load:
     (tmp_path / "cache" / "native").symlink_to(compiled)
 
     def load(settings: WorkerSettings) -> TransformersRunner:
-        return load_pretrained(settings, lambda layout: 8, lambda line: None, tmp_path / "cache")
+        return load_pretrained(settings, lambda layout, room: 8, lambda line: None, tmp_path / "cache")
 
     return load
 
@@ -74,9 +75,10 @@ def test_without_a_compiler_a_model_runs_on_torch_alone_and_says_so(
     monkeypatch.setenv("CXX", "no-such-compiler")
     lines: list[str] = []
     settings = WorkerSettings(model=str(folder), device="cpu")
-    runner = load_pretrained(settings, lambda layout: 8, lines.append, tmp_path)
+    runner = load_pretrained(settings, lambda layout, room: 8, lines.append, tmp_path)
     assert runner.forward([row([1, 2, 3], 0, [7])]).isfinite().all()
-    assert [line for line in lines if "attention runs on torch alone" in line and "no-such-compiler" in line]
+    assert runner.spec.attention == "sdpa"
+    assert [line for line in lines if line.startswith("attention by sdpa") and "no-such-compiler" in line]
 
 
 def test_the_pool_is_clean_after_the_probe(folder: Path, load: Load) -> None:

@@ -22,7 +22,7 @@ def spec_of(layout: KVLayout) -> ModelSpec:
 def test_a_plain_model_passes_and_its_slots_are_known() -> None:
     model = make_model(llama_config())
     expected = stock_logits(model, probe_ids(VOCABULARY, CONTEXT))
-    layout = survey(model)
+    layout = survey(model).layout
     assert layout == KVLayout(num_layers=2, num_kv_heads=2, head_dim=8, dtype=torch.float32)
     probe(model, spec_of(layout), expected, SdpaBackend())
 
@@ -32,7 +32,7 @@ def test_a_short_context_is_probed_as_far_as_it_goes(context: int) -> None:
     model = make_model(llama_config(max_position_embeddings=context))
     expected = stock_logits(model, probe_ids(VOCABULARY, context))
     assert len(expected) == context
-    layout = survey(model)
+    layout = survey(model).layout
     probe(model, ModelSpec("tiny", "1", VOCABULARY, (2,), context, layout, TextAssets(b"")), expected, SdpaBackend())
 
 
@@ -41,7 +41,7 @@ def test_logits_that_differ_anywhere_are_refused(position: int) -> None:
     model = make_model(llama_config())
     expected = stock_logits(model, probe_ids(VOCABULARY, CONTEXT))
     expected[position:, 17] += 0.1
-    layout = survey(model)
+    layout = survey(model).layout
     with pytest.raises(ModelRefusedError, match=r"logits differ by 0\.1 from those of the model's own"):
         probe(model, spec_of(layout), expected, SdpaBackend())
 
@@ -52,7 +52,7 @@ def test_logits_that_are_no_numbers_are_refused() -> None:
     with torch.no_grad():
         model.lm_head.weight[5] = float("nan")
     with pytest.raises(ModelRefusedError, match="logits differ by nan"):
-        probe(model, spec_of(survey(model)), expected, SdpaBackend())
+        probe(model, spec_of(survey(model).layout), expected, SdpaBackend())
 
 
 def test_tokens_that_mix_outside_attention_are_refused() -> None:
@@ -62,7 +62,7 @@ def test_tokens_that_mix_outside_attention_are_refused() -> None:
     model.model.layers[0].mlp.forward = lambda hidden: original(hidden + 0.1 * hidden.roll(1, dims=1))
     expected = stock_logits(model, probe_ids(VOCABULARY, CONTEXT))
     with pytest.raises(ModelRefusedError, match="logits differ"):
-        probe(model, spec_of(survey(model)), expected, SdpaBackend())
+        probe(model, spec_of(survey(model).layout), expected, SdpaBackend())
 
 
 def test_a_layer_that_attends_twice_is_refused() -> None:

@@ -18,7 +18,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prefixgate.cache.hashing import BlockHasher
 from prefixgate.cache.kv_storage import TorchKVStorage
 from prefixgate.cache.prefix_cache import PrefixCache
-from prefixgate.config.settings import CacheSettings, Settings, SettingsError, TenantSettings, WorkerSettings
+from prefixgate.config.cache_settings import CacheSettings
+from prefixgate.config.settings import Settings, SettingsError, TenantSettings, WorkerSettings
 from prefixgate.proto import worker_pb2, worker_pb2_grpc
 from prefixgate.proto.access import ACCESS_PURPOSE, proving
 from prefixgate.proto.transport import CHANNEL_OPTIONS

@@ -13,7 +13,8 @@ from tokenizers import Tokenizer
 
 from prefixgate.cache.hashing import BLOCK_SIZE, BlockHasher, CacheScope
 from prefixgate.cache.prefix_cache import PrefixCache
-from prefixgate.config.settings import CacheSettings, WorkerSettings
+from prefixgate.config.cache_settings import CacheSettings
+from prefixgate.config.settings import WorkerSettings
 from prefixgate.gateway.chat_template import ChatTemplate
 from prefixgate.gateway.detokenizer import Detokenizer, TokenPieces
 from prefixgate.gateway.tokenizer import ModelTokenizer

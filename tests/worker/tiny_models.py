@@ -54,7 +54,7 @@ def make_model(config: Any, seed: int = 0) -> Any:
 
 def make_runner(model: Any, num_blocks: int = 16, backend: AttentionBackend | None = None) -> TransformersRunner:
     """Put a model over a pool in which every slot is poisoned."""
-    layout = survey(model)
+    layout = survey(model).layout
     storage = TorchKVStorage(num_blocks, layout)
     storage.poison(range(num_blocks))
     spec = ModelSpec("tiny", "1", VOCABULARY, (2,), CONTEXT, layout, TextAssets(b""))
