@@ -124,14 +124,14 @@ class WorkerSettings:
         Choice(("auto", "float32", "float16", "bfloat16")),
         'Number format of weights and cache; "auto" is float32 on a CPU, and the model\'s own on CUDA.',
     )
-    threads: int = setting(0, Integer(0, 1024), "CPU threads for the model; 0 leaves it to torch.", unit="threads")
-    max_batch_tokens: int = setting(
     attention: str = setting(
         "auto",
         Choice(("auto", "vllm_flash_attn", "triton", "cpu", "sdpa")),
         'What computes attention over the pool; "auto" takes the first of these that works for the model on its '
         "device, and says why each before it does not. One that is named and does not work is refused.",
     )
+    threads: int = setting(0, Integer(0, 1024), "CPU threads for the model; 0 leaves it to torch.", unit="threads")
+    max_batch_tokens: int = setting(
         512,
         Integer(2, 1 << 20),
         "Tokens computed in one step, prefill and decode together; more than max_running.",
