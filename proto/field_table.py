@@ -32,6 +32,9 @@ MAX_MESSAGES = 4096
 MAX_ROLE_BYTES = 64
 MAX_STOP_BYTES = 1024
 MAX_TTL_SECONDS = 86_400
+MAX_MAP_CELLS = 4096
+MAX_TRACEPARENT_BYTES = 55
+"""Of the only version that there is."""
 
 _MAX_CHARACTER_BYTES = 4
 """Of UTF-8."""
@@ -207,6 +210,7 @@ SUBMIT = Message(
         "priority": _PRIORITY,
         "time_limit_ms": _TIME_LIMIT,
         "prefill_only": Row(AnyValue(), "false"),
+        "traceparent": Row(Text(high=MAX_TRACEPARENT_BYTES), "not traced"),
     },
     _check_prefill_only,
 )
@@ -248,6 +252,7 @@ TABLE: Mapping[str, Message] = {
     "DescribeRequest": Message({}),
     "EventsRequest": Message({"incarnation": _INCARNATION}),
     "ReportRequest": Message({"tenant": Row(Text(), "none")}),
+    "SurveyRequest": Message({"max_cells": Row(Number(0, MAX_MAP_CELLS), "no map", "cells")}),
     "SessionRequest": Message({"hello": Row(HELLO), "submit": Row(SUBMIT), "cancel": Row(CANCEL)}),
     "Hello": HELLO,
     "Submit": SUBMIT,

@@ -26,7 +26,7 @@ from prefixgate.proto import gateway_pb2 as prefixgate_dot_proto_dot_gateway__pb
 from prefixgate.proto import generation_pb2 as prefixgate_dot_proto_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprefixgate/proto/worker.proto\x12\rprefixgate.v1\x1a\x1eprefixgate/proto/gateway.proto\x1a!prefixgate/proto/generation.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xb6\x03\n\x10ModelDescription\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\x0f\n\x07\x65os_ids\x18\x04 \x03(\r\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\x04\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x17\n\x0fmax_call_tokens\x18\x07 \x01(\x04\x12\x1c\n\x14hash_key_fingerprint\x18\x08 \x01(\x0c\x12\x13\n\x0bincarnation\x18\t \x01(\t\x12\x11\n\ttokenizer\x18\n \x01(\x0c\x12\x15\n\rchat_template\x18\x0b \x01(\t\x12L\n\x0ftemplate_tokens\x18\x0c \x03(\x0b\x32\x33.prefixgate.v1.ModelDescription.TemplateTokensEntry\x12\x13\n\x0btext_digest\x18\r \x01(\x0c\x12\x18\n\x10protocol_version\x18\x0e \x01(\r\x1a\x35\n\x13TemplateTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"$\n\rEventsRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\"\xa5\x01\n\nEventBatch\x12\x14\n\x0c\x66irst_number\x18\x01 \x01(\x04\x12)\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x19.prefixgate.v1.CacheEvent\x12-\n\x08snapshot\x18\x03 \x01(\x0e\x32\x1b.prefixgate.v1.SnapshotPart\x12\'\n\x04load\x18\x04 \x01(\x0b\x32\x19.prefixgate.v1.WorkerLoad\"\x87\x01\n\nCacheEvent\x12-\n\x06stored\x18\x01 \x01(\x0b\x32\x1b.prefixgate.v1.TenantBlocksH\x00\x12.\n\x07removed\x18\x02 \x01(\x0b\x32\x1b.prefixgate.v1.TenantBlocksH\x00\x12\x11\n\x07\x63leared\x18\x03 \x01(\tH\x00\x42\x07\n\x05\x65vent\".\n\x0cTenantBlocks\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06hashes\x18\x02 \x01(\x0c\"@\n\nWorkerLoad\x12\x0f\n\x07running\x18\x01 \x01(\x04\x12\x0f\n\x07waiting\x18\x02 \x01(\x04\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\"\x94\x01\n\x0eSessionRequest\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x14.prefixgate.v1.HelloH\x00\x12\'\n\x06submit\x18\x02 \x01(\x0b\x32\x15.prefixgate.v1.SubmitH\x00\x12\'\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x15.prefixgate.v1.CancelH\x00\x42\t\n\x07message\"e\n\x05Hello\x12\x0f\n\x07gateway\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x1c\n\x14hash_key_fingerprint\x18\x04 \x01(\x0c\"\xd4\x02\n\x06Submit\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12/\n\x08sampling\x18\x05 \x01(\x0b\x32\x1d.prefixgate.v1.SamplingParams\x12\t\n\x01n\x18\x06 \x01(\r\x12*\n\x05\x63\x61\x63he\x18\x07 \x01(\x0b\x32\x1b.prefixgate.v1.CacheControl\x12\x1d\n\x10\x64\x65\x61\x64line_seconds\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x15\n\x08priority\x18\t \x01(\x03H\x01\x88\x01\x01\x12\x1a\n\rtime_limit_ms\x18\n \x01(\x03H\x02\x88\x01\x01\x12\x14\n\x0cprefill_only\x18\x0b \x01(\x08\x42\x13\n\x11_deadline_secondsB\x0b\n\t_priorityB\x10\n\x0e_time_limit_ms\"9\n\x06\x43\x61ncel\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12\x13\n\x06output\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\t\n\x07_output\"E\n\x0bStepMessage\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12(\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x18.prefixgate.v1.CallEvent\"\xce\x01\n\tCallEvent\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12,\n\x07outputs\x18\x02 \x03(\x0b\x32\x1b.prefixgate.v1.OutputTokens\x12#\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x16.prefixgate.v1.CallEnd\x12\x34\n\x0fprompt_logprobs\x18\x04 \x03(\x0b\x32\x1b.prefixgate.v1.TokenLogprob\x12\'\n\x07prefill\x18\x05 \x01(\x0b\x32\x16.prefixgate.v1.Prefill\"9\n\x07Prefill\x12\x15\n\rcached_tokens\x18\x01 \x01(\x04\x12\x17\n\x0f\x63omputed_tokens\x18\x02 \x01(\x04\"\x93\x01\n\x0cOutputTokens\x12\r\n\x05index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x32\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x1b.prefixgate.v1.FinishReason\x12-\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1b.prefixgate.v1.TokenLogprob\"d\n\x07\x43\x61llEnd\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12#\n\x05usage\x18\x03 \x01(\x0b\x32\x14.prefixgate.v1.Usage\x12\x15\n\rretry_seconds\x18\x04 \x01(\x01\"\x1f\n\rReportRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"?\n\x0c\x43\x61\x63hedPrompt\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04salt\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\"N\n\nPinCommand\x12+\n\x06prompt\x18\x01 \x01(\x0b\x32\x1b.prefixgate.v1.CachedPrompt\x12\x13\n\x0bttl_seconds\x18\x02 \x01(\x01\".\n\x0cUnpinCommand\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06pin_id\x18\x02 \x01(\t\"!\n\x0fListPinsCommand\x12\x0e\n\x06tenant\x18\x01 \x01(\t\":\n\x0c\x46lushCommand\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x11\n\x04salt\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_salt*V\n\x0cSnapshotPart\x12\x16\n\x12SNAPSHOT_PART_NONE\x10\x00\x12\x16\n\x12SNAPSHOT_PART_SOME\x10\x01\x12\x16\n\x12SNAPSHOT_PART_LAST\x10\x02\x32\x83\x05\n\x06Worker\x12K\n\x08\x44\x65scribe\x12\x1e.prefixgate.v1.DescribeRequest\x1a\x1f.prefixgate.v1.ModelDescription\x12H\n\x07Session\x12\x1d.prefixgate.v1.SessionRequest\x1a\x1a.prefixgate.v1.StepMessage(\x01\x30\x01\x12\x43\n\x06\x45vents\x12\x1c.prefixgate.v1.EventsRequest\x1a\x19.prefixgate.v1.EventBatch0\x01\x12\x42\n\x06Report\x12\x1c.prefixgate.v1.ReportRequest\x1a\x1a.prefixgate.v1.WorkerStats\x12\x46\n\x07\x45xplain\x12\x1b.prefixgate.v1.CachedPrompt\x1a\x1e.prefixgate.v1.ExplainResponse\x12<\n\x03Pin\x12\x19.prefixgate.v1.PinCommand\x1a\x1a.prefixgate.v1.PinResponse\x12\x42\n\x05Unpin\x12\x1b.prefixgate.v1.UnpinCommand\x1a\x1c.prefixgate.v1.UnpinResponse\x12K\n\x08ListPins\x12\x1e.prefixgate.v1.ListPinsCommand\x1a\x1f.prefixgate.v1.ListPinsResponse\x12\x42\n\x05\x46lush\x12\x1b.prefixgate.v1.FlushCommand\x1a\x1c.prefixgate.v1.FlushResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprefixgate/proto/worker.proto\x12\rprefixgate.v1\x1a\x1eprefixgate/proto/gateway.proto\x1a!prefixgate/proto/generation.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xb6\x03\n\x10ModelDescription\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\x0f\n\x07\x65os_ids\x18\x04 \x03(\r\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\x04\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x17\n\x0fmax_call_tokens\x18\x07 \x01(\x04\x12\x1c\n\x14hash_key_fingerprint\x18\x08 \x01(\x0c\x12\x13\n\x0bincarnation\x18\t \x01(\t\x12\x11\n\ttokenizer\x18\n \x01(\x0c\x12\x15\n\rchat_template\x18\x0b \x01(\t\x12L\n\x0ftemplate_tokens\x18\x0c \x03(\x0b\x32\x33.prefixgate.v1.ModelDescription.TemplateTokensEntry\x12\x13\n\x0btext_digest\x18\r \x01(\x0c\x12\x18\n\x10protocol_version\x18\x0e \x01(\r\x1a\x35\n\x13TemplateTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"$\n\rEventsRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\"\xa5\x01\n\nEventBatch\x12\x14\n\x0c\x66irst_number\x18\x01 \x01(\x04\x12)\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x19.prefixgate.v1.CacheEvent\x12-\n\x08snapshot\x18\x03 \x01(\x0e\x32\x1b.prefixgate.v1.SnapshotPart\x12\'\n\x04load\x18\x04 \x01(\x0b\x32\x19.prefixgate.v1.WorkerLoad\"\x87\x01\n\nCacheEvent\x12-\n\x06stored\x18\x01 \x01(\x0b\x32\x1b.prefixgate.v1.TenantBlocksH\x00\x12.\n\x07removed\x18\x02 \x01(\x0b\x32\x1b.prefixgate.v1.TenantBlocksH\x00\x12\x11\n\x07\x63leared\x18\x03 \x01(\tH\x00\x42\x07\n\x05\x65vent\".\n\x0cTenantBlocks\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06hashes\x18\x02 \x01(\x0c\"@\n\nWorkerLoad\x12\x0f\n\x07running\x18\x01 \x01(\x04\x12\x0f\n\x07waiting\x18\x02 \x01(\x04\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\"\x94\x01\n\x0eSessionRequest\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x14.prefixgate.v1.HelloH\x00\x12\'\n\x06submit\x18\x02 \x01(\x0b\x32\x15.prefixgate.v1.SubmitH\x00\x12\'\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x15.prefixgate.v1.CancelH\x00\x42\t\n\x07message\"e\n\x05Hello\x12\x0f\n\x07gateway\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x1c\n\x14hash_key_fingerprint\x18\x04 \x01(\x0c\"\xe9\x02\n\x06Submit\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12/\n\x08sampling\x18\x05 \x01(\x0b\x32\x1d.prefixgate.v1.SamplingParams\x12\t\n\x01n\x18\x06 \x01(\r\x12*\n\x05\x63\x61\x63he\x18\x07 \x01(\x0b\x32\x1b.prefixgate.v1.CacheControl\x12\x1d\n\x10\x64\x65\x61\x64line_seconds\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x15\n\x08priority\x18\t \x01(\x03H\x01\x88\x01\x01\x12\x1a\n\rtime_limit_ms\x18\n \x01(\x03H\x02\x88\x01\x01\x12\x14\n\x0cprefill_only\x18\x0b \x01(\x08\x12\x13\n\x0btraceparent\x18\x0c \x01(\tB\x13\n\x11_deadline_secondsB\x0b\n\t_priorityB\x10\n\x0e_time_limit_ms\"9\n\x06\x43\x61ncel\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12\x13\n\x06output\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\t\n\x07_output\"E\n\x0bStepMessage\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12(\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x18.prefixgate.v1.CallEvent\"\xce\x01\n\tCallEvent\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12,\n\x07outputs\x18\x02 \x03(\x0b\x32\x1b.prefixgate.v1.OutputTokens\x12#\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x16.prefixgate.v1.CallEnd\x12\x34\n\x0fprompt_logprobs\x18\x04 \x03(\x0b\x32\x1b.prefixgate.v1.TokenLogprob\x12\'\n\x07prefill\x18\x05 \x01(\x0b\x32\x16.prefixgate.v1.Prefill\"9\n\x07Prefill\x12\x15\n\rcached_tokens\x18\x01 \x01(\x04\x12\x17\n\x0f\x63omputed_tokens\x18\x02 \x01(\x04\"\x93\x01\n\x0cOutputTokens\x12\r\n\x05index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x32\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x1b.prefixgate.v1.FinishReason\x12-\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1b.prefixgate.v1.TokenLogprob\"d\n\x07\x43\x61llEnd\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12#\n\x05usage\x18\x03 \x01(\x0b\x32\x14.prefixgate.v1.Usage\x12\x15\n\rretry_seconds\x18\x04 \x01(\x01\"\x1f\n\rReportRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"?\n\x0c\x43\x61\x63hedPrompt\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04salt\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\"N\n\nPinCommand\x12+\n\x06prompt\x18\x01 \x01(\x0b\x32\x1b.prefixgate.v1.CachedPrompt\x12\x13\n\x0bttl_seconds\x18\x02 \x01(\x01\".\n\x0cUnpinCommand\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06pin_id\x18\x02 \x01(\t\"!\n\x0fListPinsCommand\x12\x0e\n\x06tenant\x18\x01 \x01(\t\":\n\x0c\x46lushCommand\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x11\n\x04salt\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_salt\"\"\n\rSurveyRequest\x12\x11\n\tmax_cells\x18\x01 \x01(\r\"\xdc\x03\n\x0cWorkerSurvey\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\'\n\x04pool\x18\x02 \x01(\x0b\x32\x19.prefixgate.v1.PoolCounts\x12\x15\n\rrunning_calls\x18\x03 \x01(\x04\x12\x15\n\rwaiting_calls\x18\x04 \x01(\x04\x12\x1b\n\x13oldest_call_seconds\x18\x05 \x01(\x01\x12\x16\n\x0equeried_tokens\x18\x06 \x01(\x04\x12\x12\n\nhit_tokens\x18\x07 \x01(\x04\x12\x18\n\x10generated_tokens\x18\x08 \x01(\x04\x12\x37\n\x06misses\x18\t \x03(\x0b\x32\'.prefixgate.v1.WorkerSurvey.MissesEntry\x12\x16\n\x0e\x65victed_blocks\x18\n \x01(\x04\x12\x15\n\rcopied_blocks\x18\x0b \x01(\x04\x12\x13\n\x0bpreemptions\x18\x0c \x01(\x04\x12,\n\x07tenants\x18\r \x03(\x0b\x32\x1b.prefixgate.v1.TenantSurvey\x12#\n\x03map\x18\x0e \x01(\x0b\x32\x16.prefixgate.v1.PoolMap\x1a-\n\x0bMissesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"Y\n\nPoolCounts\x12\r\n\x05total\x18\x01 \x01(\x04\x12\x0c\n\x04\x66ree\x18\x02 \x01(\x04\x12\x0e\n\x06\x61\x63tive\x18\x03 \x01(\x04\x12\x0e\n\x06\x63\x61\x63hed\x18\x04 \x01(\x04\x12\x0e\n\x06pinned\x18\x05 \x01(\x04\"\xd0\x01\n\x0cTenantSurvey\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x15\n\ractive_blocks\x18\x02 \x01(\x04\x12\x15\n\rcached_blocks\x18\x03 \x01(\x04\x12\x14\n\x0c\x66loor_blocks\x18\x04 \x01(\x04\x12\x12\n\ncap_blocks\x18\x05 \x01(\x04\x12\x15\n\rrunning_calls\x18\x06 \x01(\x04\x12\x15\n\rwaiting_calls\x18\x07 \x01(\x04\x12\x16\n\x0equeried_tokens\x18\x08 \x01(\x04\x12\x12\n\nhit_tokens\x18\t \x01(\x04\"\xa1\x01\n\x07PoolMap\x12\x17\n\x0f\x62locks_per_cell\x18\x01 \x01(\r\x12\x0e\n\x06stride\x18\x02 \x01(\r\x12\x0c\n\x04\x66ree\x18\x03 \x03(\r\x12\x0e\n\x06\x61\x63tive\x18\x04 \x03(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x05 \x03(\r\x12\x0e\n\x06pinned\x18\x06 \x03(\r\x12\x0f\n\x07holders\x18\x07 \x03(\r\x12\r\n\x05owner\x18\x08 \x03(\r\x12\x0f\n\x07sharing\x18\t \x03(\x04*V\n\x0cSnapshotPart\x12\x16\n\x12SNAPSHOT_PART_NONE\x10\x00\x12\x16\n\x12SNAPSHOT_PART_SOME\x10\x01\x12\x16\n\x12SNAPSHOT_PART_LAST\x10\x02\x32\xc8\x05\n\x06Worker\x12K\n\x08\x44\x65scribe\x12\x1e.prefixgate.v1.DescribeRequest\x1a\x1f.prefixgate.v1.ModelDescription\x12H\n\x07Session\x12\x1d.prefixgate.v1.SessionRequest\x1a\x1a.prefixgate.v1.StepMessage(\x01\x30\x01\x12\x43\n\x06\x45vents\x12\x1c.prefixgate.v1.EventsRequest\x1a\x19.prefixgate.v1.EventBatch0\x01\x12\x42\n\x06Report\x12\x1c.prefixgate.v1.ReportRequest\x1a\x1a.prefixgate.v1.WorkerStats\x12\x43\n\x06Survey\x12\x1c.prefixgate.v1.SurveyRequest\x1a\x1b.prefixgate.v1.WorkerSurvey\x12\x46\n\x07\x45xplain\x12\x1b.prefixgate.v1.CachedPrompt\x1a\x1e.prefixgate.v1.ExplainResponse\x12<\n\x03Pin\x12\x19.prefixgate.v1.PinCommand\x1a\x1a.prefixgate.v1.PinResponse\x12\x42\n\x05Unpin\x12\x1b.prefixgate.v1.UnpinCommand\x1a\x1c.prefixgate.v1.UnpinResponse\x12K\n\x08ListPins\x12\x1e.prefixgate.v1.ListPinsCommand\x1a\x1f.prefixgate.v1.ListPinsResponse\x12\x42\n\x05\x46lush\x12\x1b.prefixgate.v1.FlushCommand\x1a\x1c.prefixgate.v1.FlushResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,8 +35,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_MODELDESCRIPTION_TEMPLATETOKENSENTRY']._loaded_options = None
   _globals['_MODELDESCRIPTION_TEMPLATETOKENSENTRY']._serialized_options = b'8\001'
-  _globals['_SNAPSHOTPART']._serialized_start=2601
-  _globals['_SNAPSHOTPART']._serialized_end=2687
+  _globals['_WORKERSURVEY_MISSESENTRY']._loaded_options = None
+  _globals['_WORKERSURVEY_MISSESENTRY']._serialized_options = b'8\001'
+  _globals['_SNAPSHOTPART']._serialized_start=3603
+  _globals['_SNAPSHOTPART']._serialized_end=3689
   _globals['_DESCRIBEREQUEST']._serialized_start=115
   _globals['_DESCRIBEREQUEST']._serialized_end=132
   _globals['_MODELDESCRIPTION']._serialized_start=135
@@ -58,31 +60,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HELLO']._serialized_start=1184
   _globals['_HELLO']._serialized_end=1285
   _globals['_SUBMIT']._serialized_start=1288
-  _globals['_SUBMIT']._serialized_end=1628
-  _globals['_CANCEL']._serialized_start=1630
-  _globals['_CANCEL']._serialized_end=1687
-  _globals['_STEPMESSAGE']._serialized_start=1689
-  _globals['_STEPMESSAGE']._serialized_end=1758
-  _globals['_CALLEVENT']._serialized_start=1761
-  _globals['_CALLEVENT']._serialized_end=1967
-  _globals['_PREFILL']._serialized_start=1969
-  _globals['_PREFILL']._serialized_end=2026
-  _globals['_OUTPUTTOKENS']._serialized_start=2029
-  _globals['_OUTPUTTOKENS']._serialized_end=2176
-  _globals['_CALLEND']._serialized_start=2178
-  _globals['_CALLEND']._serialized_end=2278
-  _globals['_REPORTREQUEST']._serialized_start=2280
-  _globals['_REPORTREQUEST']._serialized_end=2311
-  _globals['_CACHEDPROMPT']._serialized_start=2313
-  _globals['_CACHEDPROMPT']._serialized_end=2376
-  _globals['_PINCOMMAND']._serialized_start=2378
-  _globals['_PINCOMMAND']._serialized_end=2456
-  _globals['_UNPINCOMMAND']._serialized_start=2458
-  _globals['_UNPINCOMMAND']._serialized_end=2504
-  _globals['_LISTPINSCOMMAND']._serialized_start=2506
-  _globals['_LISTPINSCOMMAND']._serialized_end=2539
-  _globals['_FLUSHCOMMAND']._serialized_start=2541
-  _globals['_FLUSHCOMMAND']._serialized_end=2599
-  _globals['_WORKER']._serialized_start=2690
-  _globals['_WORKER']._serialized_end=3333
+  _globals['_SUBMIT']._serialized_end=1649
+  _globals['_CANCEL']._serialized_start=1651
+  _globals['_CANCEL']._serialized_end=1708
+  _globals['_STEPMESSAGE']._serialized_start=1710
+  _globals['_STEPMESSAGE']._serialized_end=1779
+  _globals['_CALLEVENT']._serialized_start=1782
+  _globals['_CALLEVENT']._serialized_end=1988
+  _globals['_PREFILL']._serialized_start=1990
+  _globals['_PREFILL']._serialized_end=2047
+  _globals['_OUTPUTTOKENS']._serialized_start=2050
+  _globals['_OUTPUTTOKENS']._serialized_end=2197
+  _globals['_CALLEND']._serialized_start=2199
+  _globals['_CALLEND']._serialized_end=2299
+  _globals['_REPORTREQUEST']._serialized_start=2301
+  _globals['_REPORTREQUEST']._serialized_end=2332
+  _globals['_CACHEDPROMPT']._serialized_start=2334
+  _globals['_CACHEDPROMPT']._serialized_end=2397
+  _globals['_PINCOMMAND']._serialized_start=2399
+  _globals['_PINCOMMAND']._serialized_end=2477
+  _globals['_UNPINCOMMAND']._serialized_start=2479
+  _globals['_UNPINCOMMAND']._serialized_end=2525
+  _globals['_LISTPINSCOMMAND']._serialized_start=2527
+  _globals['_LISTPINSCOMMAND']._serialized_end=2560
+  _globals['_FLUSHCOMMAND']._serialized_start=2562
+  _globals['_FLUSHCOMMAND']._serialized_end=2620
+  _globals['_SURVEYREQUEST']._serialized_start=2622
+  _globals['_SURVEYREQUEST']._serialized_end=2656
+  _globals['_WORKERSURVEY']._serialized_start=2659
+  _globals['_WORKERSURVEY']._serialized_end=3135
+  _globals['_WORKERSURVEY_MISSESENTRY']._serialized_start=3090
+  _globals['_WORKERSURVEY_MISSESENTRY']._serialized_end=3135
+  _globals['_POOLCOUNTS']._serialized_start=3137
+  _globals['_POOLCOUNTS']._serialized_end=3226
+  _globals['_TENANTSURVEY']._serialized_start=3229
+  _globals['_TENANTSURVEY']._serialized_end=3437
+  _globals['_POOLMAP']._serialized_start=3440
+  _globals['_POOLMAP']._serialized_end=3601
+  _globals['_WORKER']._serialized_start=3692
+  _globals['_WORKER']._serialized_end=4404
 # @@protoc_insertion_point(module_scope)

@@ -130,7 +130,7 @@ class Hello(_message.Message):
     def __init__(self, gateway: _Optional[str] = ..., protocol_version: _Optional[int] = ..., incarnation: _Optional[str] = ..., hash_key_fingerprint: _Optional[bytes] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("call_id", "tenant", "request_id", "token_ids", "sampling", "n", "cache", "deadline_seconds", "priority", "time_limit_ms", "prefill_only")
+    __slots__ = ("call_id", "tenant", "request_id", "token_ids", "sampling", "n", "cache", "deadline_seconds", "priority", "time_limit_ms", "prefill_only", "traceparent")
     CALL_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +142,7 @@ class Submit(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     TIME_LIMIT_MS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_ONLY_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     call_id: int
     tenant: str
     request_id: str
@@ -153,7 +154,8 @@ class Submit(_message.Message):
     priority: int
     time_limit_ms: int
     prefill_only: bool
-    def __init__(self, call_id: _Optional[int] = ..., tenant: _Optional[str] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_generation_pb2.SamplingParams, _Mapping]] = ..., n: _Optional[int] = ..., cache: _Optional[_Union[_generation_pb2.CacheControl, _Mapping]] = ..., deadline_seconds: _Optional[float] = ..., priority: _Optional[int] = ..., time_limit_ms: _Optional[int] = ..., prefill_only: _Optional[bool] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, call_id: _Optional[int] = ..., tenant: _Optional[str] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_generation_pb2.SamplingParams, _Mapping]] = ..., n: _Optional[int] = ..., cache: _Optional[_Union[_generation_pb2.CacheControl, _Mapping]] = ..., deadline_seconds: _Optional[float] = ..., priority: _Optional[int] = ..., time_limit_ms: _Optional[int] = ..., prefill_only: _Optional[bool] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("call_id", "output")
@@ -262,3 +264,106 @@ class FlushCommand(_message.Message):
     tenant: str
     salt: str
     def __init__(self, tenant: _Optional[str] = ..., salt: _Optional[str] = ...) -> None: ...
+
+class SurveyRequest(_message.Message):
+    __slots__ = ("max_cells",)
+    MAX_CELLS_FIELD_NUMBER: _ClassVar[int]
+    max_cells: int
+    def __init__(self, max_cells: _Optional[int] = ...) -> None: ...
+
+class WorkerSurvey(_message.Message):
+    __slots__ = ("incarnation", "pool", "running_calls", "waiting_calls", "oldest_call_seconds", "queried_tokens", "hit_tokens", "generated_tokens", "misses", "evicted_blocks", "copied_blocks", "preemptions", "tenants", "map")
+    class MissesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_CALLS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_CALLS_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_CALL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    QUERIED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MISSES_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    COPIED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    MAP_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    pool: PoolCounts
+    running_calls: int
+    waiting_calls: int
+    oldest_call_seconds: float
+    queried_tokens: int
+    hit_tokens: int
+    generated_tokens: int
+    misses: _containers.ScalarMap[str, int]
+    evicted_blocks: int
+    copied_blocks: int
+    preemptions: int
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantSurvey]
+    map: PoolMap
+    def __init__(self, incarnation: _Optional[str] = ..., pool: _Optional[_Union[PoolCounts, _Mapping]] = ..., running_calls: _Optional[int] = ..., waiting_calls: _Optional[int] = ..., oldest_call_seconds: _Optional[float] = ..., queried_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., misses: _Optional[_Mapping[str, int]] = ..., evicted_blocks: _Optional[int] = ..., copied_blocks: _Optional[int] = ..., preemptions: _Optional[int] = ..., tenants: _Optional[_Iterable[_Union[TenantSurvey, _Mapping]]] = ..., map: _Optional[_Union[PoolMap, _Mapping]] = ...) -> None: ...
+
+class PoolCounts(_message.Message):
+    __slots__ = ("total", "free", "active", "cached", "pinned")
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    FREE_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    total: int
+    free: int
+    active: int
+    cached: int
+    pinned: int
+    def __init__(self, total: _Optional[int] = ..., free: _Optional[int] = ..., active: _Optional[int] = ..., cached: _Optional[int] = ..., pinned: _Optional[int] = ...) -> None: ...
+
+class TenantSurvey(_message.Message):
+    __slots__ = ("tenant", "active_blocks", "cached_blocks", "floor_blocks", "cap_blocks", "running_calls", "waiting_calls", "queried_tokens", "hit_tokens")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FLOOR_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CAP_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_CALLS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_CALLS_FIELD_NUMBER: _ClassVar[int]
+    QUERIED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    active_blocks: int
+    cached_blocks: int
+    floor_blocks: int
+    cap_blocks: int
+    running_calls: int
+    waiting_calls: int
+    queried_tokens: int
+    hit_tokens: int
+    def __init__(self, tenant: _Optional[str] = ..., active_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., floor_blocks: _Optional[int] = ..., cap_blocks: _Optional[int] = ..., running_calls: _Optional[int] = ..., waiting_calls: _Optional[int] = ..., queried_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ...) -> None: ...
+
+class PoolMap(_message.Message):
+    __slots__ = ("blocks_per_cell", "stride", "free", "active", "cached", "pinned", "holders", "owner", "sharing")
+    BLOCKS_PER_CELL_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_FIELD_NUMBER: _ClassVar[int]
+    FREE_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    SHARING_FIELD_NUMBER: _ClassVar[int]
+    blocks_per_cell: int
+    stride: int
+    free: _containers.RepeatedScalarFieldContainer[int]
+    active: _containers.RepeatedScalarFieldContainer[int]
+    cached: _containers.RepeatedScalarFieldContainer[int]
+    pinned: _containers.RepeatedScalarFieldContainer[int]
+    holders: _containers.RepeatedScalarFieldContainer[int]
+    owner: _containers.RepeatedScalarFieldContainer[int]
+    sharing: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, blocks_per_cell: _Optional[int] = ..., stride: _Optional[int] = ..., free: _Optional[_Iterable[int]] = ..., active: _Optional[_Iterable[int]] = ..., cached: _Optional[_Iterable[int]] = ..., pinned: _Optional[_Iterable[int]] = ..., holders: _Optional[_Iterable[int]] = ..., owner: _Optional[_Iterable[int]] = ..., sharing: _Optional[_Iterable[int]] = ...) -> None: ...

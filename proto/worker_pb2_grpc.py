@@ -56,6 +56,11 @@ class WorkerStub:
                 request_serializer=prefixgate_dot_proto_dot_worker__pb2.ReportRequest.SerializeToString,
                 response_deserializer=prefixgate_dot_proto_dot_gateway__pb2.WorkerStats.FromString,
                 _registered_method=True)
+        self.Survey = channel.unary_unary(
+                '/prefixgate.v1.Worker/Survey',
+                request_serializer=prefixgate_dot_proto_dot_worker__pb2.SurveyRequest.SerializeToString,
+                response_deserializer=prefixgate_dot_proto_dot_worker__pb2.WorkerSurvey.FromString,
+                _registered_method=True)
         self.Explain = channel.unary_unary(
                 '/prefixgate.v1.Worker/Explain',
                 request_serializer=prefixgate_dot_proto_dot_worker__pb2.CachedPrompt.SerializeToString,
@@ -112,6 +117,14 @@ class WorkerServicer:
 
     def Report(self, request, context):
         """How a tenant stands here. Run as cache control is, below, but that the question for no tenant is answered at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Survey(self, request, context):
+        """How the pool and the calls of all tenants stand: for the operator's eyes. Answered at once without a map; with one,
+        run as cache control is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -178,6 +191,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Report,
                     request_deserializer=prefixgate_dot_proto_dot_worker__pb2.ReportRequest.FromString,
                     response_serializer=prefixgate_dot_proto_dot_gateway__pb2.WorkerStats.SerializeToString,
+            ),
+            'Survey': grpc.unary_unary_rpc_method_handler(
+                    servicer.Survey,
+                    request_deserializer=prefixgate_dot_proto_dot_worker__pb2.SurveyRequest.FromString,
+                    response_serializer=prefixgate_dot_proto_dot_worker__pb2.WorkerSurvey.SerializeToString,
             ),
             'Explain': grpc.unary_unary_rpc_method_handler(
                     servicer.Explain,
@@ -314,6 +332,33 @@ class Worker:
             '/prefixgate.v1.Worker/Report',
             prefixgate_dot_proto_dot_worker__pb2.ReportRequest.SerializeToString,
             prefixgate_dot_proto_dot_gateway__pb2.WorkerStats.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Survey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixgate.v1.Worker/Survey',
+            prefixgate_dot_proto_dot_worker__pb2.SurveyRequest.SerializeToString,
+            prefixgate_dot_proto_dot_worker__pb2.WorkerSurvey.FromString,
             options,
             channel_credentials,
             insecure,

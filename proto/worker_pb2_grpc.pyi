@@ -48,6 +48,10 @@ class WorkerStub:
     """
     Report: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ReportRequest, _gateway_pb2.WorkerStats]
     """How a tenant stands here. Run as cache control is, below, but that the question for no tenant is answered at once."""
+    Survey: _grpc.UnaryUnaryMultiCallable[_worker_pb2.SurveyRequest, _worker_pb2.WorkerSurvey]
+    """How the pool and the calls of all tenants stand: for the operator's eyes. Answered at once without a map; with one,
+    run as cache control is.
+    """
     Explain: _grpc.UnaryUnaryMultiCallable[_worker_pb2.CachedPrompt, _gateway_pb2.ExplainResponse]
     """Cache control, each for one tenant; see the methods of the same names in Gateway. Run between two steps of the
     engine, in order of arrival. RESOURCE_EXHAUSTED where too many wait for that, UNAVAILABLE where the engine has
@@ -81,6 +85,10 @@ class WorkerAsyncStub(WorkerStub):
     """
     Report: _aio.UnaryUnaryMultiCallable[_worker_pb2.ReportRequest, _gateway_pb2.WorkerStats]  # type: ignore[assignment]
     """How a tenant stands here. Run as cache control is, below, but that the question for no tenant is answered at once."""
+    Survey: _aio.UnaryUnaryMultiCallable[_worker_pb2.SurveyRequest, _worker_pb2.WorkerSurvey]  # type: ignore[assignment]
+    """How the pool and the calls of all tenants stand: for the operator's eyes. Answered at once without a map; with one,
+    run as cache control is.
+    """
     Explain: _aio.UnaryUnaryMultiCallable[_worker_pb2.CachedPrompt, _gateway_pb2.ExplainResponse]  # type: ignore[assignment]
     """Cache control, each for one tenant; see the methods of the same names in Gateway. Run between two steps of the
     engine, in order of arrival. RESOURCE_EXHAUSTED where too many wait for that, UNAVAILABLE where the engine has
@@ -135,6 +143,16 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.WorkerStats, _abc.Awaitable[_gateway_pb2.WorkerStats]]:
         """How a tenant stands here. Run as cache control is, below, but that the question for no tenant is answered at once."""
+
+    @_abc_1.abstractmethod
+    def Survey(
+        self,
+        request: _worker_pb2.SurveyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.WorkerSurvey, _abc.Awaitable[_worker_pb2.WorkerSurvey]]:
+        """How the pool and the calls of all tenants stand: for the operator's eyes. Answered at once without a map; with one,
+        run as cache control is.
+        """
 
     @_abc_1.abstractmethod
     def Explain(

@@ -30,6 +30,7 @@ from prefixgate.worker.sampler import Choice
 from prefixgate.worker.scheduler import Scheduler
 from prefixgate.worker.sequence import FinishReason, Sequence
 from prefixgate.worker.step_plan import Chunk
+from prefixgate.worker.survey import Surveyor
 from prefixgate.worker.waiting import Line
 
 logger = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class Engine:
         self._clock = clock
         self._door = Door(cache, limits, clock)
         self._eos_ids = frozenset(runner.spec.eos_ids)
-        self._scheduler = Scheduler(cache, limits, weights)
+        self._scheduler = Scheduler(cache, limits, weights, clock)
         self._control = CacheControl(cache, self._scheduler, clock)
         self.questions = Questions(self.inbox, self._control, clock)
         self._executor = Executor(runner, cache, poison=poison)
@@ -69,6 +70,7 @@ class Engine:
         self._time_limits = Deadlines()
         self._outbox = Outbox()
         self.cache_feed = CacheFeed(cache)
+        self.surveyor = Surveyor(cache, self._scheduler)
         self._steps = 0
         self._computed_tokens = 0
         self._integrity_checks = 0
@@ -215,7 +217,12 @@ class Engine:
             if isinstance(error, RefusedError):
                 self._end(request, error.end)
             else:
-                logger.error("A call of tenant %r could not be scheduled", request.scope.tenant, exc_info=error)
+                logger.error(
+                    "Request %r of tenant %r could not be scheduled",
+                    request.request_id,
+                    request.scope.tenant,
+                    exc_info=error,
+                )
                 self._end(request, FAULT)
         now = self._clock()
         for _ in plan.preempted:
@@ -314,6 +321,7 @@ class Engine:
 
     def _conclude(self, request: Request, end: End) -> None:
         request.state = RequestState.ENDED
+        request.ended_at = self._clock()
         for _ in range(0 if request.prefill_only else request.num_unfinished):
             self._observe(self._observations.output_ended, "error" if end.code is StatusCode.INTERNAL else "abort")
         self._outbox.of(request).end = end

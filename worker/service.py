@@ -20,8 +20,10 @@ from prefixgate.worker.event_stream import EventStream, EventStreamClosedError
 from prefixgate.worker.executor import FAULT
 from prefixgate.worker.model_runner import ModelSpec
 from prefixgate.worker.observations import Observations
-from prefixgate.worker.request import End, RefusedError
+from prefixgate.worker.pool_map import draw
+from prefixgate.worker.request import End, RefusedError, Request
 from prefixgate.worker.session import CODES, Session, SessionEndedError
+from prefixgate.worker.survey import write_survey, write_totals
 from prefixgate.worker.wire import scope_of, write_load
 
 T = TypeVar("T")
@@ -52,7 +54,9 @@ class ServedModel:
 class WorkerService(worker_pb2_grpc.WorkerServicer):
     """Answers gateways. Refuses all of them until ``serve``, and new calls after ``drain``."""
 
-    def __init__(self) -> None:
+    def __init__(self, call_ended: Callable[[Request, End], None] = lambda request, end: None) -> None:
+        """``call_ended`` is told of each call that the engine has ended, and does not raise."""
+        self._call_ended = call_ended
         self._model: ServedModel | None = None
         self._draining = False
         self._sessions: set[Session] = set()
@@ -132,6 +136,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             max_outputs=model.max_outputs,
             refusal=lambda: SHUTTING_DOWN if self._draining else None,
             progress=self._progress,
+            call_ended=self._call_ended,
         )
         self._sessions.add(session)
         try:
@@ -187,6 +192,20 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             queried, hit = (counts.queried_tokens(tenant), counts.hit_tokens(tenant)) if counts else (0, 0)
             stats.tenant.CopyFrom(write_standing(standing, queried_tokens=queried, hit_tokens=hit))
         return stats
+
+    async def Survey(self, request: worker_pb2.SurveyRequest, context: Context) -> worker_pb2.WorkerSurvey:
+        """Tell how the pool and all calls stand."""
+        model = await self._ready(context)
+        engine, counts = model.engine, model.observations
+        totals = write_totals(engine.report(), counts)
+        totals.incarnation = model.description.incarnation
+        if not request.max_cells:
+            return totals
+        # Asked in nobody's name, as a snapshot is.
+        survey = await self._ask(request, context, "", lambda _: engine.surveyor.take())
+        # Counted on a thread of its own: it takes longer than to copy, and streams go on meanwhile.
+        drawn = await asyncio.to_thread(draw, survey.picture, request.max_cells)
+        return write_survey(totals, survey, drawn, counts)
 
     # Cache control
 
