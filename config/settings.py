@@ -144,6 +144,13 @@ class WorkerSettings:
         "Calls that may wait; more are refused, the newest ones of the tenant that has most.",
         unit="calls",
     )
+    max_step_seconds: float = setting(
+        120.0,
+        _SECONDS,
+        "Time that one step may take. One that takes longer is held to hang: its calls end, and so does the process, "
+        "for whatever started it to start it again. More than the longest step of a slow device; 0 is no bound.",
+        unit="seconds",
+    )
     drain_seconds: float = setting(30.0, _SECONDS, "Time that live calls get to finish after SIGTERM.", unit="seconds")
     tls_cert: str = setting(
         "", _PATH, "File with the server's certificate chain, PEM. Set with tls_key; calls then need TLS."

@@ -1,7 +1,10 @@
 """The thread that an engine runs on."""
 
+import itertools
 import logging
+import sys
 import threading
+import traceback
 from collections.abc import Callable
 
 from grpc import StatusCode
@@ -30,6 +33,8 @@ class EngineThread:
         self._idle_seconds = idle_seconds
         self._checked_tokens = -1
         """Tokens that were computed when the invariants were last checked."""
+        self.current_step: int | None = None
+        """The number of the step that runs, None between two. May be read from other threads."""
         self._last_word: End | None = None
         # A daemon: a step that hangs in the model must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -48,11 +53,22 @@ class EngineThread:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
+    def where(self) -> str:
+        """Tell what the thread does at this moment, as a traceback, for the log."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return "".join(traceback.format_stack(frame)) if frame else "it does not run"
+
     def _run(self) -> None:
         try:
-            while self._last_word is None:
-                if not self._engine.step():
+            for number in itertools.count(1):
+                if self._last_word is not None:
+                    break
+                self.current_step = number
+                is_busy = self._engine.step()
+                self.current_step = None
+                if not is_busy:
                     self._rest()
+            assert self._last_word is not None
             self._engine.questions.refuse_all(self._last_word)
             self._engine.end_all(self._last_word)
         except BaseException:  # whatever it is: nobody else would tell the calls

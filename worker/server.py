@@ -41,6 +41,7 @@ from prefixgate.worker.readable import ReadableRequests
 from prefixgate.worker.report import EngineReport
 from prefixgate.worker.service import SHUTTING_DOWN, ServedModel, WorkerService
 from prefixgate.worker.socket_file import SocketFileError, claim_socket, private_files
+from prefixgate.worker.step_watch import StepWatch
 from prefixgate.worker.wire import describe
 
 logger = logging.getLogger(__name__)
@@ -78,6 +79,8 @@ class WorkerServer:
         self._engine: EngineThread | None = None
         self._report: Callable[[], EngineReport] | None = None
         self._is_ready = False
+        self._is_stuck = False
+        """Whether a step runs that is given up."""
         self._pulse = Pulse()
         self.http_port = 0
         """The port of the metrics page, once it is listened on."""
@@ -111,8 +114,25 @@ class WorkerServer:
         runner = await self._load()
         if runner is not None:
             await self._serve(runner)
-            await _first_of(self._asked_to_stop.wait(), self._failed.wait())
-            await self._drain()
+            watching = asyncio.create_task(self._watch_steps())
+            try:
+                await _first_of(self._asked_to_stop.wait(), self._failed.wait())
+                await self._drain()
+            finally:
+                watching.cancel()
+
+    async def _watch_steps(self) -> None:
+        """Fail where a step does not end: its calls would wait for ever, and nothing else would tell."""
+        assert self._engine is not None
+        seconds = self._settings.worker.max_step_seconds
+        await StepWatch(lambda: self._engine and self._engine.current_step, seconds).until_stuck()
+        logger.critical(
+            "A step has run for more than worker.max_step_seconds (%g); giving it up amid\n%s",
+            seconds,
+            self._engine.where(),
+        )
+        self._is_stuck = True
+        self._failed.set()
 
     def stop(self) -> None:
         """Drain and end; called again, end at once."""
@@ -137,6 +157,8 @@ class WorkerServer:
 
     def _liveness(self) -> Check:
         """Whether to leave the process as it is: not to restart it because it loads, drains or has much to do."""
+        if self._is_stuck:
+            return Check(False, f"stuck: a step has run for more than {self._settings.worker.max_step_seconds:g} s")
         if self._failed.is_set():
             return Check(False, "dead: the engine failed")
         return Check(False, "stuck: the event loop does not turn") if self._pulse.is_stuck else Check(True, "alive")
@@ -265,7 +287,7 @@ class WorkerServer:
             logger.info("Draining for at most %g seconds", seconds)
             await _first_of(self._hurried.wait(), self._failed.wait(), self._service.until_idle(), seconds=seconds)
         self._engine.stop(SHUTTING_DOWN)
-        if not await asyncio.to_thread(self._engine.join, _LAST_STEP_SECONDS):
+        if not self._is_stuck and not await asyncio.to_thread(self._engine.join, _LAST_STEP_SECONDS):
             logger.error("The last step did not end within %g seconds", _LAST_STEP_SECONDS)
         try:
             await asyncio.wait_for(self._service.close(), _LAST_WORDS_SECONDS)

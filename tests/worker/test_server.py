@@ -216,6 +216,40 @@ def test_a_dead_engine_ends_its_calls_and_the_process(
     asyncio.run(scenario())
 
 
+def test_a_step_that_does_not_end_ends_the_calls_and_the_process(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hanging, release = threading.Event(), threading.Event()
+
+    def hangs(*_: object) -> None:
+        hanging.set()
+        assert release.wait(HANG_SECONDS)
+
+    async def scenario() -> None:
+        async with running(max_step_seconds=1.0) as worker:
+            await worker.until(SERVING)
+            gateway = await worker.gateway()
+            monkeypatch.setattr(TorchKVStorage, "poison", hangs)
+            await gateway.submit(1, words(20))
+            assert await asyncio.to_thread(hanging.wait, HANG_SECONDS)
+            # The engine would answer it.
+            explaining = worker.stub.Explain(worker_pb2.CachedPrompt(tenant="acme", token_ids=words(20)))
+            await worker.until(NOT_SERVING)
+            assert await worker.probe("/healthz") == 503
+            assert (await gateway.status())[0] is StatusCode.UNAVAILABLE
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await explaining
+            assert refused.value.code() is StatusCode.UNAVAILABLE
+            assert await worker.end() == 1
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        release.set()
+    (complaint,) = [record.getMessage() for record in caplog.records if "max_step_seconds" in record.getMessage()]
+    assert "in hangs" in complaint, "the log tells where it hangs"
+
+
 def test_an_endless_watch_does_not_keep_a_worker_from_ending() -> None:
     async def scenario() -> None:
         async with running() as worker:
