@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
+import pytest
 from grpc import StatusCode
 
 from prefixgate.proto import gateway_pb2_grpc
@@ -42,14 +43,10 @@ def test_serve_says_so_and_starts_it_again(tmp_path: Path) -> None:
         served.wait_until_ready()
         with grpc.insecure_channel(served.address, CHANNEL_OPTIONS) as channel:
             stub = gateway_pb2_grpc.GatewayStub(channel)
-            call = stub.Complete.with_call
-            try:
-                call(prompt("nobody answers this", 1), timeout=HANG_SECONDS)
-            except grpc.RpcError as error:
-                assert isinstance(error, grpc.Call)
-                assert error.code() is StatusCode.UNAVAILABLE
-            else:
-                raise AssertionError("answered")
+            with pytest.raises(grpc.RpcError) as failed:
+                stub.Complete(prompt("nobody answers this", 1), timeout=HANG_SECONDS)
+        assert isinstance(failed.value, grpc.Call)
+        assert failed.value.code() is StatusCode.UNAVAILABLE
         served.read_until("worker ended by itself (exit code 1); starting it again")
         served.read_until("worker: ready again after")
         assert served.stop() == 0
