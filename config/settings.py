@@ -24,8 +24,10 @@ from prefixgate.config.kinds import (
     WorkerAddresses,
 )
 from prefixgate.config.limit_settings import NO_LIMITS, LimitSettings
+from prefixgate.config.log_settings import LogSettings
 from prefixgate.config.routing_settings import RoutingSettings
 from prefixgate.config.setting import setting
+from prefixgate.config.tracing_settings import TracingSettings
 
 MAX_SETTINGS_BYTES = 1 << 20
 RESERVED_TENANTS = frozenset({"other"})
@@ -208,6 +210,8 @@ class Settings:
     cache: CacheSettings = field(default_factory=CacheSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     routing: RoutingSettings = field(default_factory=RoutingSettings)
+    tracing: TracingSettings = field(default_factory=TracingSettings)
+    log: LogSettings = field(default_factory=LogSettings)
     tenants: Mapping[str, TenantSettings] = field(default_factory=dict)
 
 
@@ -217,6 +221,8 @@ SECTIONS: Mapping[str, type[Any]] = {
     "cache": CacheSettings,
     "limits": LimitSettings,
     "routing": RoutingSettings,
+    "tracing": TracingSettings,
+    "log": LogSettings,
 }
 """The sections whose keys are also flags."""
 
@@ -247,6 +253,8 @@ def load_settings(path: Path | None, overrides: Mapping[str, str]) -> Settings:
         cache=CacheSettings(**values["cache"]),
         limits=LimitSettings(**values["limits"]),
         routing=RoutingSettings(**values["routing"]),
+        tracing=TracingSettings(**values["tracing"]),
+        log=LogSettings(**values["log"]),
         tenants=_read_tenants(document.get("tenants", {})),
     )
     for contradiction in contradictions(settings):

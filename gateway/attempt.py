@@ -42,11 +42,20 @@ class Attempt:
         self._outputs = [OutputText(index, model.pieces, stops) for index in range(submit.n)]
         self._progress = _Progress(metrics, call, submit.n)
         self._end: worker_pb2.CallEnd | None = None
+        call.record.worker, call.record.attempts = placement.worker, call.record.attempts + 1
+        self._trace = call.trace.attempt(submit, placement.choice)
         # Last, so that nothing can fail between the call's start at the worker and the promise to end it there.
         self._worker_call = placement.connection.session.submit(submit)
 
     async def receive(self) -> gateway_pb2.GenerateResponse:
         """Wait for the next message for the client. Raises CallError, after all that came before the failure."""
+        try:
+            return await self._receive()
+        except CallError as error:
+            self._trace.end(error.code.name)
+            raise
+
+    async def _receive(self) -> gateway_pb2.GenerateResponse:
         while self._end is None:
             event = await self._worker_call.receive()
             if event.outputs or event.prompt_logprobs:
@@ -66,6 +75,7 @@ class Attempt:
         """Have the worker give up what has not ended. Once."""
         self._call.charge.abandon(self._worker_call.num_untaken)
         self._worker_call.close()
+        self._trace.end("" if self.has_ended else grpc.StatusCode.CANCELLED.name)
 
     def _check_end(self, end: worker_pb2.CallEnd) -> None:
         check_end(end, self._placement)
@@ -105,10 +115,12 @@ class _Progress:
         for delta in deltas:
             if delta.token_ids:
                 self._call.charge.deliver(len(delta.token_ids))
+                self._call.record.received_tokens += len(delta.token_ids)
                 self._record_tokens(delta, now)
             if delta.finish_reason:
                 reason = "stop_string" if delta.matched_stop else _REASONS.get(delta.finish_reason, "other")
                 self._metrics.count(table.OUTPUTS_FINISHED, tenant, reason)
+                self._call.record.finish_reasons[delta.index] = reason
 
     def _record_tokens(self, delta: gateway_pb2.OutputDelta, now: float) -> None:
         tenant = self._call.tenant
@@ -116,7 +128,8 @@ class _Progress:
         if not self._has_token:
             self._has_token = True
             self._call.awaits_token = False
-            self._metrics.observe(table.FIRST_TOKEN, tenant, seconds=now - self._call.started_at)
+            self._call.record.first_token_seconds = seconds = now - self._call.started_at
+            self._metrics.observe(table.FIRST_TOKEN, tenant, seconds=seconds)
         if self._last_at[delta.index]:
             self._metrics.observe(table.TOKEN_GAP, tenant, seconds=now - self._last_at[delta.index])
         self._last_at[delta.index] = now

@@ -135,7 +135,7 @@ class CacheControl:
 
     async def _prompt(self, request: Prompted, call: Call) -> worker_pb2.CachedPrompt:
         model = self._check(request, call)
-        token_ids = await self._encoder.encode(request, model, call.tenant)
+        token_ids = await self._encoder.encode(request, model, call)
         check_encoded_prompt(request, len(token_ids), model.description, call.charge.limits)
         return worker_pb2.CachedPrompt(tenant=call.tenant, salt=request.salt, token_ids=token_ids)
 

@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 
+from prefixgate.gateway.call_log import log_call
+from prefixgate.gateway.call_trace import UNTRACED, Traces
 from prefixgate.gateway.errors import CallError, ErrorStatus, QuotaError, is_being_cancelled, status_of
 from prefixgate.gateway.live_calls import Call, LiveCalls
 from prefixgate.gateway.metrics import CALLS_ENDED, CALLS_STARTED, CHARGED_TOKENS, LIMIT_REFUSALS, GatewayMetrics
@@ -28,12 +30,20 @@ _CLIENTS_ENDS = (grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
 class CallBoundary:
     """Opens and closes the calls of all methods."""
 
-    def __init__(self, live: LiveCalls, metrics: GatewayMetrics, tenant_of: Callable[[], str], quotas: Quotas) -> None:
+    def __init__(
+        self,
+        live: LiveCalls,
+        metrics: GatewayMetrics,
+        tenant_of: Callable[[], str],
+        quotas: Quotas,
+        traces: Traces = UNTRACED,
+    ) -> None:
         """``tenant_of`` names the tenant of the running call, as its credential proved it."""
         self._live = live
         self._metrics = metrics
         self._tenant_of = tenant_of
         self._quotas = quotas
+        self._traces = traces
 
     @asynccontextmanager
     async def call(self, method: str, context: Context, request_id: str = "") -> AsyncIterator[Call]:
@@ -43,6 +53,7 @@ class CallBoundary:
         CancelledError becomes a status, as gRPC would leave the client waiting for one.
         """
         call = Call(method, self._tenant_of(), _own_or_new(request_id))
+        call.trace = self._traces.begin(method, context)
         code = grpc.StatusCode.OK
         self._metrics.count(CALLS_STARTED, method, call.tenant)
         try:
@@ -74,9 +85,8 @@ class CallBoundary:
             self._live.leave(call)
             self._metrics.count(CHARGED_TOKENS, call.tenant, amount=call.charge.close(by_client=code in _CLIENTS_ENDS))
             self._metrics.count(CALLS_ENDED, method, call.tenant, code.name)
-            logger.info(
-                "%s tenant=%s request=%s %s %.3f s", method, call.tenant, call.request_id, code.name, call.age_seconds
-            )
+            call.trace.end(call, code)
+            log_call(call, code)
 
 
 async def _abort(call: Call, context: Context, status: ErrorStatus, error: BaseException) -> NoReturn:

@@ -21,6 +21,8 @@ def record_usage(metrics: GatewayMetrics, call: Call, choice: Choice, end: worke
     those that failed after their first token. Of others nobody knows what the cache would have delivered.
     """
     usage = end.usage
+    if end.HasField("usage"):
+        call.record.usage = usage
     if choice.queried_tokens and (end.code == grpc.StatusCode.OK.value[0] or usage.completion_tokens):
         metrics.count(table.QUERIED_TOKENS, call.tenant, amount=choice.queried_tokens)
         metrics.count(table.REUSABLE_TOKENS, call.tenant, amount=choice.reusable_tokens)

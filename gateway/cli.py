@@ -3,7 +3,6 @@
 import argparse
 import difflib
 import importlib.util
-import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ from prefixgate.gateway.commands.warm import WARM
 from prefixgate.gateway.console import say
 from prefixgate.gateway.serve import SERVE_SETTINGS, serve
 from prefixgate.gateway.tenants import digest_api_key, new_api_key
+from prefixgate.proto.log_lines import start_logging
 
 EXIT_USAGE = 2
 
@@ -110,7 +110,7 @@ def _gateway(args: argparse.Namespace) -> int:
     settings = settings_from(args)
     if not settings.gateway.workers:
         raise SettingsError("gateway.workers is not set; it must name the workers, each HOST:PORT or unix:/PATH")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    start_logging(settings.log.format)
     # Here, since no other command needs what it loads.
     from prefixgate.gateway.server import run
 
@@ -180,7 +180,7 @@ Makes a random API key and the digest that stands for it in the configuration fi
 
 COMMAND_SETTINGS: Mapping[str, Sequence[str]] = {
     "serve": SERVE_SETTINGS,
-    "worker": ("worker", "cache"),
-    "gateway": ("gateway", "limits", "routing", "cache.hash_key", "cache.hash_key_file"),
+    "worker": ("worker", "cache", "tracing.endpoint", "log"),
+    "gateway": ("gateway", "limits", "routing", "tracing", "log", "cache.hash_key", "cache.hash_key_file"),
 }
 """The settings that each command takes as flags: sections, or keys of them."""

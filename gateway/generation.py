@@ -52,11 +52,12 @@ class Generator:
         """
         model = self._fleet.model
         check_request(request, model.description, call.charge.limits)
-        token_ids = await self._encoder.encode(request, model, call.tenant)
+        token_ids = await self._encoder.encode(request, model, call)
         failed: set[str] = set()
         while True:
             submit = self._submission(request, call, model.description, token_ids, time_remaining())
             if not failed:
+                _describe(call, request, submit, model.description)
                 call.charge.reserve(len(token_ids), submit.n * submit.sampling.max_tokens)
             with self._place(call.tenant, submit, model, token_ids, failed) as placement:
                 if not placement.connection.model.is_alike(model):
@@ -132,3 +133,16 @@ class Generator:
             # What encoding took is taken off. Never less than one: the worker ends the call then, and answers.
             submit.time_limit_ms = max(1, request.time_limit_ms - int(call.age_seconds * 1e3))
         return submit
+
+
+def _describe(
+    call: Call,
+    request: gateway_pb2.GenerateRequest,
+    submit: worker_pb2.Submit,
+    description: worker_pb2.ModelDescription,
+) -> None:
+    """Note what is asked for, for the call's line in the log and its trace."""
+    record = call.record
+    record.model = description.model
+    record.operation = "chat" if request.WhichOneof("input") == "chat" else "text_completion"
+    record.sampling, record.outputs = submit.sampling, submit.n

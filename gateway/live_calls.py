@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from prefixgate.gateway.call_record import CallRecord
+from prefixgate.gateway.call_trace import UNTRACED, CallTrace
 from prefixgate.gateway.errors import CallError, DrainingError
 from prefixgate.gateway.quota import Charge
 
@@ -30,6 +32,8 @@ class Call:
     """Whether it wants tokens and has not got the first one yet."""
     cut_off_by: CallError | None = None
     """Why the gateway itself ended it, where it did."""
+    trace: CallTrace = UNTRACED
+    record: CallRecord = field(default_factory=CallRecord)
     task: "asyncio.Task[Any] | None" = field(default_factory=asyncio.current_task)
     """What runs it."""
 
@@ -66,6 +70,10 @@ class LiveCalls:
     def longest_wait_seconds(self) -> float:
         """Age of the oldest of these; 0 without any. May be read from other threads."""
         return max((call.age_seconds for call in tuple(self._calls) if call.awaits_token), default=0.0)
+
+    def all(self) -> tuple[Call, ...]:
+        """List the calls in progress, in no order. May be read from other threads."""
+        return tuple(self._calls)
 
     def enter(self, call: Call) -> None:
         """Take a call in. Raises DrainingError."""

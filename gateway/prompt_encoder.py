@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from prefixgate.gateway.chat_template import ChatTemplateError
 from prefixgate.gateway.encoding_threads import EncodingThreads
+from prefixgate.gateway.live_calls import Call
 from prefixgate.gateway.metrics import ENCODING, GatewayMetrics
 from prefixgate.gateway.served_model import ServedModel
 from prefixgate.gateway.tokenizer import ControlTextError
@@ -29,12 +30,12 @@ class PromptEncoder:
         self.max_prompt_bytes = max_prompt_bytes
         """Longest rendered text; may be set while calls run."""
 
-    async def encode(self, request: Request, model: ServedModel, tenant: str) -> Sequence[int]:
-        """Encode a checked input of a tenant. Raises FieldError for what template or tokenizer do not take.
+    async def encode(self, request: Request, model: ServedModel, call: Call) -> Sequence[int]:
+        """Encode the checked input of a call. Raises FieldError for what template or tokenizer do not take.
 
         When cancelled, the thread ends what it has begun, bounded by the input's size, and the result is dropped.
         """
-        started = time.monotonic()
+        started, tenant = time.monotonic(), call.tenant
         match request.WhichOneof("input"):
             case "prompt":
                 prompt = request.prompt
@@ -48,8 +49,13 @@ class PromptEncoder:
             case _:
                 assert not isinstance(request, gateway_pb2.TokenizeRequest)
                 # All that follows goes through them faster than through the message.
-                return request.token_ids.ids[:]
-        self._metrics.observe(ENCODING, seconds=time.monotonic() - started)
+                ids = request.token_ids.ids[:]
+                call.record.prompt_tokens = len(ids)
+                return ids
+        seconds = time.monotonic() - started
+        self._metrics.observe(ENCODING, seconds=seconds)
+        call.trace.encoded(seconds)
+        call.record.prompt_tokens = len(ids)
         return ids
 
 

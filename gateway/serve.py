@@ -20,10 +20,12 @@ from prefixgate.gateway.supervisor import Part, Supervisor
 
 SERVE_SETTINGS = tuple(
     key
-    for key in setting_keys(["gateway", "worker", "cache", "limits"])
-    if key not in ("gateway.workers", "worker.listen") and not key.startswith(("gateway.worker_", "worker.tls_"))
+    for key in setting_keys(["gateway", "worker", "cache", "limits", "tracing", "log"])
+    if key not in ("gateway.workers", "gateway.operator_keys", "worker.listen")
+    and not key.startswith(("gateway.worker_", "worker.tls_"))
 )
-"""The settings that `serve` takes as flags: all but those of the link between the two processes, its own affair."""
+"""The settings that `serve` takes as flags: all but the digests of keys, and those of the link between the
+two processes, its own affair."""
 
 _GRACE_SECONDS = 5.0
 """What a process gets beyond its own drain time to end by itself."""
@@ -55,8 +57,19 @@ def _parts(settings: Settings, config: Path | None, overrides: Mapping[str, str]
     # -P keeps the current directory, whatever lies in it, out of the modules' search path.
     python = [sys.executable, "-P", "-m"]
     file = [] if config is None else [f"--config={config}"]
-    gateway = [*python, "prefixgate.gateway", "gateway", *file, *arguments_for(overrides, ["gateway", "limits"])]
-    worker = [*python, "prefixgate.worker", *file, *arguments_for(overrides, ["worker", "cache"])]
+    gateway = [
+        *python,
+        "prefixgate.gateway",
+        "gateway",
+        *file,
+        *arguments_for(overrides, ["gateway", "limits", "tracing", "log"]),
+    ]
+    worker = [
+        *python,
+        "prefixgate.worker",
+        *file,
+        *arguments_for(overrides, ["worker", "cache", "tracing.endpoint", "log"]),
+    ]
     return [
         Part(
             "gateway",
@@ -81,6 +94,7 @@ async def _announce(settings: Settings, supervisor: Supervisor, say: Callable[[s
     gateway = settings.gateway
     say(f"worker: loading {settings.worker.model}; metrics on http://{settings.worker.http}/metrics")
     say(f"gateway: listening on {gateway.listen}; metrics on http://{gateway.http}/metrics")
+    say(f"gateway: status page on http://{gateway.http}/status")
     for name in ("worker", "gateway"):
         serving = asyncio.create_task(supervisor.until_ready(name))
         try:

@@ -24,6 +24,7 @@ from prefixgate.gateway.cache_control import CacheControl
 from prefixgate.gateway.call_boundary import CallBoundary
 from prefixgate.gateway.call_guard import CallGuard
 from prefixgate.gateway.call_limits import limits_of
+from prefixgate.gateway.call_trace import UNTRACED, Traces
 from prefixgate.gateway.encoding_threads import EncodingThreads
 from prefixgate.gateway.fleet import Fleet
 from prefixgate.gateway.fleet_readings import fleet_readings
@@ -46,6 +47,7 @@ from prefixgate.gateway.router import PrefixRouter
 from prefixgate.gateway.service import GatewayService
 from prefixgate.gateway.settings_watch import SettingsWatch
 from prefixgate.gateway.tenants import LOCAL_TENANT
+from prefixgate.gateway.traces import open_traces
 from prefixgate.gateway.warming import Warmer
 from prefixgate.gateway.worker_link import link_of
 from prefixgate.proto import gateway_pb2, gateway_pb2_grpc
@@ -65,6 +67,8 @@ _SWITCH_SECONDS = 0.0005
 wait each time that it meets the event loop at work."""
 _LAST_WORDS_SECONDS = 1.0
 """For statuses on their way when all calls have ended. Whoever does not read them is cut off then."""
+_LAST_SPANS_SECONDS = 2.0
+"""For spans that were not sent yet."""
 _MAX_ENCODING_THREADS = 4
 
 
@@ -72,7 +76,12 @@ class GatewayServer:
     """One gateway, in the event loop that it is made in."""
 
     def __init__(
-        self, settings: Settings, hasher: BlockHasher, *, quota_clock: Callable[[], float] = time.monotonic
+        self,
+        settings: Settings,
+        hasher: BlockHasher,
+        *,
+        traces: Traces = UNTRACED,
+        quota_clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Bind both ports. Raises SettingsError for what cannot be used, such as a port that is taken.
 
@@ -93,7 +102,7 @@ class GatewayServer:
             Membership(gateway.workers),
             PrefixRouter(hasher, settings.routing),
             hash_key_fingerprint=hasher.fingerprint,
-            gateway_name=f"{socket.gethostname()}:{os.getpid()}"[:128],
+            gateway_name=_name(),
             on_change=self._set_health,
             link=link_of(gateway, hasher.derive(ACCESS_PURPOSE)),
         )
@@ -113,7 +122,7 @@ class GatewayServer:
         self._encoder = encoder = PromptEncoder(self._threads, metrics, max_prompt_bytes=_max_prompt_bytes(settings))
         guard = CallGuard(self._authenticator.authenticate, metrics)
         service = GatewayService(
-            CallBoundary(self._live, metrics, guard.tenant, self._quotas),
+            CallBoundary(self._live, metrics, guard.tenant, self._quotas, traces),
             Generator(self._fleet, encoder, metrics),
             encoder,
             self._fleet,
@@ -208,6 +217,11 @@ class GatewayServer:
         )
 
 
+def _name() -> str:
+    """Name this process, for the logs of workers and for traces."""
+    return f"{socket.gethostname()}:{os.getpid()}"[:128]
+
+
 def _max_prompt_bytes(settings: Settings) -> int:
     """Return how long a prompt of any tenant can be."""
     return limits_of(settings.gateway.default_max_tokens, settings.limits, NO_LIMITS).max_prompt_bytes
@@ -235,7 +249,8 @@ async def _run(settings: Settings, hasher: BlockHasher, file: Path | None, load:
     signals: asyncio.Queue[int] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
-    server = GatewayServer(settings, hasher)
+    traces = open_traces(settings.tracing, _name())
+    server = GatewayServer(settings, hasher, traces=traces)
     await server.start()
     watching = None
     if file is not None:
@@ -261,6 +276,7 @@ async def _run(settings: Settings, hasher: BlockHasher, file: Path | None, load:
         stopping.cancel()
     second.cancel()
     await asyncio.wait({stopping, second})
+    await asyncio.to_thread(traces.close, _LAST_SPANS_SECONDS)
     if not stopping.cancelled():
         stopping.result()
     return code

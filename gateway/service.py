@@ -62,7 +62,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         async with self._boundary.call("Tokenize", context) as call:
             model = self._fleet.model
             check_request(request, model.description, call.charge.limits)
-            answer.token_ids.extend(await self._encoder.encode(request, model, call.tenant))
+            answer.token_ids.extend(await self._encoder.encode(request, model, call))
         return answer
 
     # Cache control. What is asked and answered fits into one message, but for a Warm's progress.

@@ -19,7 +19,12 @@ _MISSING: _State = (0, 0, 0)
 _POLL_SECONDS = 2.0
 """Looked at, not listened to: notifications differ between systems, and miss files behind network mounts."""
 
-_FIXED = setting_keys(("gateway", "routing", "cache.hash_key", "cache.hash_key_file"))
+_FOLLOWED = ("gateway.operator_keys",)
+_FIXED = [
+    key
+    for key in setting_keys(("gateway", "routing", "tracing", "log", "cache.hash_key", "cache.hash_key_file"))
+    if key not in _FOLLOWED
+]
 """What a gateway reads once, at its start. Tenants and [limits] take effect at once; the rest is the worker's."""
 
 

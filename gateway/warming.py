@@ -36,7 +36,7 @@ class Warmer:
         """
         model = self._fleet.model
         check_request(request, model.description, call.charge.limits)
-        token_ids = await self._encoder.encode(request, model, call.tenant)
+        token_ids = await self._encoder.encode(request, model, call)
         check_encoded_prompt(request, len(token_ids), model.description, call.charge.limits)
         most = model.description.max_call_tokens
         if len(token_ids) > most:
@@ -48,6 +48,8 @@ class Warmer:
         call.charge.reserve(len(token_ids), 0)
         with self._fleet.place(model.scope(call.tenant, request.cache.salt), token_ids) as placement:
             description = placement.connection.model.description
+            call.record.worker, call.record.attempts = placement.worker, call.record.attempts + 1
+            trace, outcome = call.trace.attempt(submit, placement.choice), grpc.StatusCode.CANCELLED.name
             # Last, so that nothing can fail between the call's start at the worker and the promise to end it there.
             worker_call = placement.connection.session.submit(submit)
             try:
@@ -60,9 +62,14 @@ class Warmer:
                 record_usage(self._metrics, call, placement.choice, event.end)
                 check_end(event.end, placement)
                 placement.answered()
+                outcome = ""
                 yield gateway_pb2.WarmResponse(completion=completion(event.end, call, description))
+            except CallError as error:
+                outcome = error.code.name
+                raise
             finally:
                 worker_call.close()
+                trace.end(outcome)
 
 
 def _submission(request: gateway_pb2.WarmRequest, call: Call, time_remaining: float | None) -> worker_pb2.Submit:

@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import logging
 import os
-import sys
 from collections.abc import Sequence
 
 from prefixgate.config.flags import add_flags, settings_from
@@ -15,6 +14,7 @@ from prefixgate.config.settings import Settings, SettingsError
 # other, and where the gateway or anything else wants one of their cores, a step takes several times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+from prefixgate.proto.log_lines import start_logging
 from prefixgate.worker.model_runner import ModelRefusedError
 from prefixgate.worker.server import ListenError, WorkerServer
 
@@ -33,11 +33,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Serve one model on one device to gateways. Whoever proves to have the hash key can act for any "
         "tenant.",
     )
-    add_flags(parser, ("worker", "cache"))
+    add_flags(parser, ("worker", "cache", "tracing.endpoint", "log"))
     parsed = parser.parse_args(arguments)
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s worker %(levelname)s %(message)s")
     try:
         settings = settings_from(parsed)
+    except SettingsError as error:
+        start_logging("text")
+        logger.error("%s", error)
+        return EXIT_USAGE
+    start_logging(settings.log.format)
+    try:
         return asyncio.run(_run(settings, require_hash_key(settings.cache)))
     except SettingsError as error:
         logger.error("%s", error)

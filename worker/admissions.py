@@ -1,6 +1,7 @@
 """From waiting to running: whether there is room for a call, whether others make room, or whether waiting pays."""
 
 import math
+import time
 from collections.abc import Callable
 
 from prefixgate.cache.admission import Admission, CacheMode
@@ -36,6 +37,7 @@ class Admissions:
         fair: FairShare,
         shares: Shares,
         preempt: Callable[[StepPlan, Request], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cache = cache
         self._limits = limits
@@ -44,6 +46,7 @@ class Admissions:
         self._fair = fair
         self._shares = shares
         self._preempt = preempt
+        self._clock = clock
         self._followers = Followers(cache.block_size)
         self._max_lead = float(cache.num_blocks * cache.block_size)
         self._step = 0
@@ -74,12 +77,13 @@ class Admissions:
         """
         if request in plan.preempted:
             return False
+        began = self._clock()
         sequence = request.next_carrier()
         try:
             prompt = self._prompt(request, sequence)
         except Exception as error:
             return self._fail(plan, request, error)
-        return self._follows(request, prompt) or self._decide(plan, request, sequence, prompt)
+        return self._follows(request, prompt) or self._decide(plan, request, sequence, prompt, began)
 
     def _prompt(self, request: Request, sequence: Sequence) -> Prompt:
         prompt = request.prompt
@@ -92,7 +96,7 @@ class Admissions:
         plan.failed[request] = error
         return True
 
-    def _decide(self, plan: StepPlan, request: Request, sequence: Sequence, prompt: Prompt) -> bool:
+    def _decide(self, plan: StepPlan, request: Request, sequence: Sequence, prompt: Prompt, began: float) -> bool:
         growth = self._growth(request, sequence)
         demand = self._cache.demand(prompt, growth, request.cache_mode)
         admission = None
@@ -108,6 +112,8 @@ class Admissions:
                 growth=growth,
             )
         if admission is not None:
+            if request.admitted_at is None:
+                request.matching_at, request.admitted_at = began, self._clock()
             self._start(plan, request, sequence, admission)
             return True
         tenant = request.scope.tenant

@@ -70,18 +70,15 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     """The same for the tokens of the prompt."""
 
+    has_penalties: bool = field(init=False)
+    """Whether what an output holds already changes the logits of its next token."""
     edits_logits: bool = field(init=False)
     """Whether anything but ``min_tokens`` changes logits before a token is chosen. Asked for each token."""
 
     def __post_init__(self) -> None:
-        edits = (
-            self.repetition_penalty != 1.0
-            or self.presence_penalty
-            or self.frequency_penalty
-            or self.logit_bias
-            or self.allowed_ids
-            or self.banned_ids
-        )
+        penalties = self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty
+        edits = penalties or self.logit_bias or self.allowed_ids or self.banned_ids
+        object.__setattr__(self, "has_penalties", bool(penalties))
         object.__setattr__(self, "edits_logits", bool(edits))
 
     def ending_ids(self, eos_ids: frozenset[int]) -> frozenset[int]:
@@ -124,6 +121,10 @@ class Request:
     sink: "Sink"
     """Where its news go."""
     call_id: int = 0
+    request_id: str = ""
+    """What its client calls it; for logs and traces."""
+    traceparent: str = ""
+    """The span that its spans are children of; empty where it is not traced."""
     n: int = 1
     deadline_seconds: float | None = None
     """From receipt. Then the call fails."""
@@ -149,7 +150,11 @@ class Request:
     prompt_logprobs_told: int = 0
     """Tokens of the prompt, from the second on, whose log-probabilities were told."""
     received_at: float = 0.0
+    matching_at: float | None = None
+    """When its prompt began to be looked up, the time that it was admitted."""
+    admitted_at: float | None = None
     first_token_at: float | None = None
+    ended_at: float = 0.0
     rank: tuple[int, int] = (0, 0)
     """Its place among all calls, first to last: by priority, then by arrival. The scheduler's to set."""
     num_unfinished: int = field(init=False)

@@ -7,8 +7,9 @@ within a tenant by priority, then age. ``docs/scheduling.md`` tells the rules an
 
 import heapq
 import itertools
+import time
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from prefixgate.cache.block_pool import NoFreeBlocksError
 from prefixgate.cache.prefix_cache import PrefixCache
@@ -28,7 +29,13 @@ Begun = dict[str, list[tuple[Request, Sequence]]]
 class Scheduler:
     """The waiting and the running calls. Runs on the engine's thread."""
 
-    def __init__(self, cache: PrefixCache, limits: Limits, weights: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        cache: PrefixCache,
+        limits: Limits,
+        weights: Mapping[str, float] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.limits = limits
         self.waiting = WaitingCalls()
         self.running: dict[Request, None] = {}
@@ -37,7 +44,9 @@ class Scheduler:
         self._cache = cache
         self._calls: OrderedDict[Request, None] = OrderedDict()
         self._shares = Shares(cache, self.fair, self._calls, self.running, limits.max_running)
-        self._admissions = Admissions(cache, limits, self.waiting, self.running, self.fair, self._shares, self._preempt)
+        self._admissions = Admissions(
+            cache, limits, self.waiting, self.running, self.fair, self._shares, self._preempt, clock
+        )
         self._arrivals = itertools.count()
 
     @property

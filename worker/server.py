@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
 import signal
+import socket
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -42,6 +44,7 @@ from prefixgate.worker.report import EngineReport
 from prefixgate.worker.service import SHUTTING_DOWN, ServedModel, WorkerService
 from prefixgate.worker.socket_file import SocketFileError, claim_socket, private_files
 from prefixgate.worker.step_watch import StepWatch
+from prefixgate.worker.traces import open_traces
 from prefixgate.worker.wire import describe
 
 logger = logging.getLogger(__name__)
@@ -54,6 +57,7 @@ LOCAL_TENANT = "local"
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LAST_STEP_SECONDS = 5.0
 _LAST_WORDS_SECONDS = 2.0
+_LAST_SPANS_SECONDS = 2.0
 
 
 class ListenError(Exception):
@@ -73,7 +77,8 @@ class WorkerServer:
         except ValueError as error:
             raise SettingsError(f"worker.{error}") from error
         self._page = MetricsPage(worker.metrics_seconds)
-        self._service = WorkerService()
+        self._traces = open_traces(settings.tracing, f"{socket.gethostname()}:{os.getpid()}")
+        self._service = WorkerService(self._traces.call_ended)
         self._health = Health(worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name)
         self._loop = asyncio.get_running_loop()
         self._engine: EngineThread | None = None
@@ -108,6 +113,7 @@ class WorkerServer:
         finally:
             http.stop()
             beating.cancel()
+            await asyncio.to_thread(self._traces.close, _LAST_SPANS_SECONDS)
         return 1 if self._failed.is_set() else 0
 
     async def _work(self) -> None:

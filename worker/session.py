@@ -45,15 +45,17 @@ class Session:
         max_outputs: int,
         refusal: Callable[[], End | None],
         progress: asyncio.Event,
+        call_ended: Callable[[Request, End], None] = lambda request, end: None,
     ) -> None:
         """``refusal`` tells with what end calls are refused at present, if they are; ``progress`` is set whenever
-        something was sent.
+        something was sent. ``call_ended`` is told of each call that the engine has ended, and does not raise.
         """
         self._engine = engine
         self._spec = spec
         self._max_outputs = max_outputs
         self._refusal = refusal
         self._progress = progress
+        self._call_ended = call_ended
         self._loop = asyncio.get_running_loop()
         self._calls: dict[int, Request] = {}
         self._backlog = Backlog()
@@ -140,7 +142,7 @@ class Session:
         except FieldError as error:
             end = End(CODES[error.code], error.message)
         except Exception:
-            logger.exception("A call of tenant %r could not be started", submit.tenant)
+            logger.exception("Request %r of tenant %r could not be started", submit.request_id, submit.tenant)
             end = FAULT
         else:
             return
@@ -172,5 +174,6 @@ class Session:
         for item in news:
             if item.end is not None:
                 self._calls.pop(item.request.call_id, None)
+                self._call_ended(item.request, item.end)
         self._backlog.add(step, news)
         self._changed.set()

@@ -66,6 +66,8 @@ def read_submit(submit: worker_pb2.Submit, spec: ModelSpec, sink: Sink) -> Reque
         sampling=_read_sampling(submit.sampling),
         sink=sink,
         call_id=submit.call_id,
+        request_id=submit.request_id,
+        traceparent=submit.traceparent,
         n=submit.n,
         deadline_seconds=submit.deadline_seconds if submit.HasField("deadline_seconds") else None,
         time_limit_seconds=submit.time_limit_ms / 1e3 if submit.HasField("time_limit_ms") else None,

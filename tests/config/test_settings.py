@@ -81,7 +81,7 @@ def test_the_file_is_read_and_a_flag_wins_over_it(write: Writer) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[cach]\nblocks = 4", ["cach:", "did you mean cache?", "gateway, worker, cache, limits, routing, tenants"]),
+        ("[cach]\nblocks = 4", ["cach:", "did you mean cache?", "gateway, worker, cache, limits, routing, tracing, log, tenants"]),
         ("[cache]\nblock = 4", ["cache.block:", "did you mean cache.blocks?", "memory, blocks"]),
         ("blocks = 4", ["blocks:", "known here: gateway"]),
         ("cache = 4", ["cache: 4", "must be a table", "[cache]"]),

@@ -64,13 +64,16 @@ class Fleeted:
 
 
 @asynccontextmanager
-async def fleeted(folder: Path, *workers: FakeWorker, also: Sequence[str] = ()) -> AsyncIterator[Fleeted]:
+async def fleeted(
+    folder: Path, *workers: FakeWorker, also: Sequence[str] = (), **options: Any
+) -> AsyncIterator[Fleeted]:
+    """Run everything; ``options`` are those of ``gateway``."""
     async with AsyncExitStack() as stack:
         addresses = [
             await stack.enter_async_context(serving(worker, folder / str(index)))
             for index, worker in enumerate(workers)
         ]
-        running = await stack.enter_async_context(gateway(*addresses, *also))
+        running = await stack.enter_async_context(gateway(*addresses, *also, **options))
         client = await stack.enter_async_context(gateway_client(running))
         sessions = [await worker.sessions.get() for worker in workers]
         yield Fleeted(client, addresses, list(workers), sessions)

@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2
 from prefixgate.cache.hashing import BlockHasher
 from prefixgate.config.limit_settings import LimitSettings
 from prefixgate.config.settings import GatewaySettings, Settings, TenantSettings
+from prefixgate.gateway.call_trace import UNTRACED, Traces
 from prefixgate.gateway.server import GatewayServer
 from prefixgate.gateway.tenants import digest_api_key
 from prefixgate.proto import gateway_pb2, gateway_pb2_grpc
@@ -112,6 +113,7 @@ async def gateway(
     *worker_addresses: str,
     tenant_settings: Mapping[str, TenantSettings] | None = None,
     quota_clock: Callable[[], float] = time.monotonic,
+    traces: Traces = UNTRACED,
     **settings: Any,
 ) -> AsyncIterator[GatewayServer]:
     """Run a gateway on free loopback ports. ``settings`` are keys of [gateway] and of [limits]."""
@@ -121,6 +123,7 @@ async def gateway(
     server = GatewayServer(
         Settings(gateway=GatewaySettings(**values), limits=LimitSettings(**limits), tenants=tenant_settings or {}),
         BlockHasher(HASH_KEY),
+        traces=traces,
         quota_clock=quota_clock,
     )
     await server.start()

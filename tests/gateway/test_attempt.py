@@ -30,7 +30,10 @@ def test_a_client_who_gives_up_pays_for_what_it_did_not_read_and_our_failures_ar
         worker_call = WorkerCall(1, cancels.append)
         session = SimpleNamespace(submit=lambda _: worker_call)
         placement: Any = SimpleNamespace(
-            connection=SimpleNamespace(model=load_model(describe()), session=session), answered=lambda: None
+            worker="w",
+            choice=None,
+            connection=SimpleNamespace(model=load_model(describe()), session=session),
+            answered=lambda: None,
         )
         submit = worker_pb2.Submit(n=1)
         attempt = Attempt(gateway_pb2.GenerateRequest(), submit, call, placement, GatewayMetrics(("acme",), {}))
