@@ -28,6 +28,10 @@ class Deadlines:
             heapq.heapify(self._heap)
             self._prune_at = 2 * len(self._heap) + _SPARE
 
+    def is_overdue(self, now: float) -> bool:
+        """Whether ``take_overdue`` has any to give."""
+        return bool(self._heap) and self._heap[0][0] <= now
+
     def take_overdue(self, now: float) -> Iterator[Request]:
         """Yield the calls whose time is up, ended ones among them, and forget them."""
         while self._heap and self._heap[0][0] <= now:

@@ -18,8 +18,10 @@ from prefixgate.worker.cache_feed import CacheFeed
 from prefixgate.worker.deadlines import Deadlines
 from prefixgate.worker.door import Door
 from prefixgate.worker.executor import FAULT, Executor
+from prefixgate.worker.flight import Flight
 from prefixgate.worker.inbox import Cancellation, Inbox, InboxClosedError
 from prefixgate.worker.limits import Limits
+from prefixgate.worker.lookahead import Lookahead
 from prefixgate.worker.model_runner import ModelRunner
 from prefixgate.worker.observations import OTHER_TENANT, Observations
 from prefixgate.worker.outbox import Outbox
@@ -66,6 +68,9 @@ class Engine:
         self._control = CacheControl(cache, self._scheduler, clock)
         self.questions = Questions(self.inbox, self._control, clock)
         self._executor = Executor(runner, cache, poison=poison)
+        self._lookahead = Lookahead(self._executor, cache, self._scheduler, limits)
+        self._flight: Flight | None = None
+        """The step that was launched behind the last one that landed."""
         self._deadlines = Deadlines()
         self._time_limits = Deadlines()
         self._outbox = Outbox()
@@ -129,22 +134,16 @@ class Engine:
     def step(self) -> bool:
         """Run one step. Returns whether a call is left to work on."""
         self._steps += 1
-        self._follow_commands()
-        self._end_overdue()
-        # Behind what ended, so that who heard of a call's end and asks finds what it left.
-        self.questions.answer()
-        chunks = self._schedule()
-        if chunks:
-            # The model can take long, and a call that it runs for the first time would be seen nowhere meanwhile.
-            self._report = self._take_report()
-        # Also without any: what was planned for a call that failed since holds blocks until it is done.
-        self._compute(chunks)
+        flight = self._flight or self._launch()
+        # Before it lands, so that the device has the next step when it is done with this one.
+        self._flight = None if self._is_due() else self._lookahead.launch_behind(flight)
+        self._land(flight)
         self._report = self._take_report()
         for request in self._outbox.deliver(self._steps):
             self._end(request, RECEIVER_GONE)
             self._report = self._take_report()
         self.cache_feed.publish()
-        return bool(self._scheduler.waiting or self._scheduler.running)
+        return bool(self._flight or self._scheduler.waiting or self._scheduler.running)
 
     def seconds_to_expiry(self) -> float | None:
         """Time until a pin may expire, for which a step is due even without calls; None without pins."""
@@ -153,6 +152,9 @@ class Engine:
 
     def end_all(self, end: End) -> None:
         """End every call, those that no step has seen yet included."""
+        if self._flight is not None:
+            self._land(self._flight)
+            self._flight = None
         self._follow_commands()
         for request in self._scheduler.calls():
             self._end(request, end)
@@ -183,6 +185,25 @@ class Engine:
         self._report = self._take_report()
 
     # What a step does
+
+    def _launch(self) -> Flight:
+        """Do all that is to be done between two steps, and begin the next one."""
+        self._follow_commands()
+        self._end_overdue()
+        # Behind what ended, so that who heard of a call's end and asks finds what it left.
+        self.questions.answer()
+        chunks = self._schedule()
+        if chunks:
+            # The model can take long, and a call that it runs for the first time would be seen nowhere meanwhile.
+            self._report = self._take_report()
+        # Also without any: what was planned for a call that failed since holds blocks until it is done.
+        return self._executor.launch(chunks)
+
+    def _is_due(self) -> bool:
+        """Whether somebody wants something of the engine that is done between two steps."""
+        now = self._clock()
+        is_overdue = self._time_limits.is_overdue(now) or self._deadlines.is_overdue(now)
+        return self.inbox.is_wanted or is_overdue or self.seconds_to_expiry() == 0.0
 
     def _follow_commands(self) -> None:
         commands = self.inbox.take()
@@ -217,12 +238,7 @@ class Engine:
             if isinstance(error, RefusedError):
                 self._end(request, error.end)
             else:
-                logger.error(
-                    "Request %r of tenant %r could not be scheduled",
-                    request.request_id,
-                    request.scope.tenant,
-                    exc_info=error,
-                )
+                logger.error("Request %r could not be scheduled", request.request_id, exc_info=error)
                 self._end(request, FAULT)
         now = self._clock()
         for _ in plan.preempted:
@@ -238,8 +254,8 @@ class Engine:
             self._end(request, self._door.too_many(waiting.line(request.scope.tenant)))
         return plan.chunks
 
-    def _compute(self, chunks: list[Chunk]) -> None:
-        result = self._executor.run(chunks)
+    def _land(self, flight: Flight) -> None:
+        result = self._executor.land(flight)
         self._computed_tokens += result.computed_tokens
         now = self._clock()
         for request, logprobs in result.prompt_logprobs:

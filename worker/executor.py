@@ -1,29 +1,34 @@
 """From the chunks of one step to its sampled tokens.
 
-The order is the cache's: copy, compute, publish, fork, sample. What can be pinned on one call ends that call;
-its blocks are released by the engine when the step is over, since letting go of them amid the step could hand them out
-while this step still writes them.
+A step is launched, and landed once it is done. To launch is to put all of it on the device in the cache's order: copy,
+compute, and there choose tokens too. To land is to publish, to fork, and to tell what was chosen. On a CPU, where a
+call returns with its result, tokens are chosen at landing, when it is known whose logits are finite.
+
+What can be pinned on one call ends that call; its blocks are released by the engine when the step is over, since
+letting go of them amid the step could hand them out while this step still writes them.
 """
 
 import itertools
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeVar
 
+import numpy as np
 import torch
 from grpc import StatusCode
 
 from prefixgate.cache.copy_plan import CopyPlan
 from prefixgate.cache.prefix_cache import PrefixCache
-from prefixgate.worker.logprobs import TokenLogprob
-from prefixgate.worker.model_runner import ModelRunner, Row
+from prefixgate.worker.device_sampler import DeviceSampler
+from prefixgate.worker.flight import Flight, Lines, StepResult, Turn
+from prefixgate.worker.model_runner import AheadRunner, ModelRunner, Row
 from prefixgate.worker.prompt_logprobs import take_prompt_logprobs, wants_all_logits
 from prefixgate.worker.request import End, Request
-from prefixgate.worker.sampler import Choice, Sampler
+from prefixgate.worker.sampler import NO_CHOICE, Choice, Sampler
 from prefixgate.worker.sampling import finite_rows
 from prefixgate.worker.sequence import Sequence as Output
 from prefixgate.worker.step_plan import Chunk
+from prefixgate.worker.transfers import upload
 
 logger = logging.getLogger(__name__)
 
@@ -38,38 +43,6 @@ NON_FINITE = End(StatusCode.INTERNAL, "the model gave non-finite logits")
 
 class ExecutorFailedError(Exception):
     """No call at all can be computed any more."""
-
-
-class _Lines(NamedTuple):
-    """One chunk's lines ``[start, stop)`` of the logits ``[L, V]`` that it was computed with."""
-
-    logits: torch.Tensor
-    start: int
-    stop: int
-    finite: bool
-
-
-class Turn(NamedTuple):
-    """An output whose next token is to be chosen from the last of these lines."""
-
-    request: Request
-    output: Output
-    lines: _Lines
-
-
-@dataclass(slots=True)
-class StepResult:
-    """What came of a step."""
-
-    sampled: list[tuple[Turn, Choice]] = field(default_factory=list)
-    """The next tokens of outputs."""
-    prefilled: list[Chunk] = field(default_factory=list)
-    """What was computed of prompts that nothing is to be sampled behind."""
-    prompt_logprobs: list[tuple[Request, list[TokenLogprob]]] = field(default_factory=list)
-    """Those of the next tokens of prompts, at most one list for each call."""
-    failed: dict[Request, End] = field(default_factory=dict)
-    """Calls that must end, and how."""
-    computed_tokens: int = 0
 
 
 class _OfRequest(Protocol):
@@ -88,18 +61,74 @@ class Executor:
         self._runner = runner
         self._cache = cache
         self._poison = poison
-        self._sampler = Sampler(frozenset(runner.spec.eos_ids))
+        eos_ids = frozenset(runner.spec.eos_ids)
+        self._sampler = Sampler(eos_ids)
+        self._device_sampler = DeviceSampler(eos_ids) if isinstance(runner, AheadRunner) and runner.is_ahead else None
         self._failed_steps = 0
 
-    def run(self, chunks: Sequence[Chunk]) -> StepResult:
-        """Compute the chunks of one step. Raises ExecutorFailedError when the model computes nothing any more."""
-        result = StepResult()
+    @property
+    def goes_ahead(self) -> bool:
+        """Whether a step can be launched behind one that has not landed."""
+        return self._device_sampler is not None
+
+    def launch(self, chunks: Sequence[Chunk]) -> Flight:
+        """Put a step on the device. It must land before anything but ``launch_behind`` is asked for."""
         self._run_copies()
-        computed = self._isolated(chunks, self._forward, result)
-        self._watch(tried=bool(chunks), computed=bool(computed))
-        result.computed_tokens = sum(chunk.num_tokens for chunk, _ in computed)
+        result = StepResult()
+        flight = Flight(self._isolated(chunks, self._forward, result), result, tried=bool(chunks))
+        self._choose_ahead(flight, ahead=0)
+        return flight
+
+    def launch_behind(self, flight: Flight, chunks: Sequence[Chunk]) -> Flight | None:
+        """Put the next tokens of outputs that have their turn in ``flight`` on the device before that has landed.
+
+        Each chunk is one token, which the device alone knows yet. Returns None where that cannot be done: nothing is
+        lost then, and the same tokens can be computed by ``launch`` later.
+        """
+        assert isinstance(self._runner, AheadRunner)
+        assert flight.awaited is not None
+        self._run_copies()
+        try:
+            place = {turn.output: index for index, turn in enumerate(flight.turns)}
+            places = [place[chunk.sequence] for chunk in chunks]
+            token_ids = flight.awaited.token_ids
+            if places != list(range(len(flight.turns))):
+                token_ids = token_ids.index_select(0, upload(np.array(places), token_ids.device))
+            logits = self._runner.forward_ahead([_row(chunk, ahead=1) for chunk in chunks], token_ids)
+            computed = [(chunk, Lines(logits, line, line + 1)) for line, chunk in enumerate(chunks)]
+            behind = Flight(computed, StepResult(), tried=True)
+            self._choose_ahead(behind, ahead=1)
+        except Exception:
+            logger.exception("A step of %d could not be launched ahead", len(chunks))
+            return None
+        return behind if behind.awaited is not None else None
+
+    def land(self, flight: Flight) -> StepResult:
+        """Wait for a step, and take over what it gave. Outputs that were let go of since its launch are left out.
+
+        Raises ExecutorFailedError when the model computes nothing any more.
+        """
+        result = flight.result
+        self._watch(tried=flight.tried, computed=bool(flight.computed))
+        outcome = flight.awaited.wait() if flight.awaited is not None else None
+        finite = _finite_chunks(flight.computed, outcome.finite if outcome is not None else None)
+        computed = [
+            (chunk, lines, is_finite)
+            for (chunk, lines), is_finite in zip(flight.computed, finite, strict=True)
+            if chunk.sequence.table is not None
+        ]
+        result.computed_tokens = sum(chunk.num_tokens for chunk, _, _ in computed)
         turns = self._commit(computed, result)
-        result.sampled = self._isolated(turns, self._sample, result)
+        if outcome is None:
+            result.sampled = self._isolated(turns, self._sample, result)
+        else:
+            choices = dict(zip((turn.output for turn in flight.turns), outcome.choices, strict=True))
+            for turn in turns:
+                choice = choices[turn.output]
+                if choice is None:
+                    self._fail(turn.request, ValueError(NO_CHOICE), result)
+                else:
+                    result.sampled.append((turn, choice))
         return result
 
     def _run_copies(self) -> None:
@@ -115,16 +144,32 @@ class Executor:
         if plan.copies:
             self._runner.storage.copy_blocks(plan.copies)
 
-    def _forward(self, chunks: Sequence[Chunk]) -> Sequence[_Lines]:
+    def _forward(self, chunks: Sequence[Chunk]) -> Sequence[Lines]:
         rows = [_row(chunk) for chunk in chunks]
         logits = self._runner.forward(rows)
-        finite = finite_rows(logits)
         stops = list(itertools.accumulate([len(row.token_ids) if row.needs_all_logits else 1 for row in rows]))
         if stops[-1] != len(logits):
             raise RuntimeError(f"the model gave {len(logits)} lines of logits for {stops[-1]} tokens")
-        if stops[-1] == len(rows):
-            return [_Lines(logits, line, line + 1, is_finite) for line, is_finite in enumerate(finite)]
-        return [_Lines(logits, start, stop, all(finite[start:stop])) for start, stop in itertools.pairwise([0, *stops])]
+        return [Lines(logits, start, stop) for start, stop in itertools.pairwise([0, *stops])]
+
+    def _choose_ahead(self, flight: Flight, *, ahead: int) -> None:
+        """Have the tokens of a step chosen on the device; where that fails, landing does it and finds who is to blame.
+
+        Rows that were computed one by one are rare, and landing is sparing enough with them.
+        """
+        if self._device_sampler is None or not flight.computed:
+            return
+        logits = flight.computed[0][1].logits
+        if any(lines.logits is not logits for _, lines in flight.computed):
+            return
+        try:
+            turns = [turn for chunk, lines in flight.computed for turn in _turns_of(chunk, lines)]
+            places = [turn.lines.stop - 1 for turn in turns]
+            rows = [(turn.request.sampling, turn.output) for turn in turns]
+            flight.awaited = self._device_sampler.choose(logits, places, rows, ahead)
+            flight.turns = turns
+        except Exception:
+            logger.exception("The tokens of a step of %d could not be chosen on the device", len(flight.computed))
 
     def _watch(self, *, tried: bool, computed: bool) -> None:
         if computed:
@@ -134,16 +179,16 @@ class Executor:
             if self._failed_steps == MAX_FAILED_STEPS:
                 raise ExecutorFailedError(f"nothing could be computed in {MAX_FAILED_STEPS} steps in a row")
 
-    def _commit(self, computed: Sequence[tuple[Chunk, _Lines]], result: StepResult) -> list[Turn]:
+    def _commit(self, computed: Sequence[tuple[Chunk, Lines, bool]], result: StepResult) -> list[Turn]:
         """Count and publish what was computed, and tell whose next token can be chosen.
 
         Logits that are not finite say that some slot below them is not either, so what they were computed from is not
         published. That is why every chunk of a prompt is asked for logits, and not its last one alone.
         """
         turns: list[Turn] = []
-        for chunk, lines in computed:
+        for chunk, lines, is_finite in computed:
             request = chunk.request
-            if not lines.finite:
+            if not is_finite:
                 result.failed.setdefault(request, NON_FINITE)
             if request in result.failed:
                 continue
@@ -162,7 +207,7 @@ class Executor:
                 turns.append(Turn(request, output, lines))  # noqa: PERF401 - mostly there is one
         return turns
 
-    def _tell_prompt(self, chunk: Chunk, lines: _Lines, result: StepResult) -> None:
+    def _tell_prompt(self, chunk: Chunk, lines: Lines, result: StepResult) -> None:
         request, start = chunk.request, chunk.sequence.num_computed
         if wants_all_logits(request, start + chunk.num_tokens):
             logits = lines.logits[lines.start : lines.stop]
@@ -216,14 +261,48 @@ class Executor:
         return done
 
     def _fail(self, request: Request, error: Exception, result: StepResult) -> None:
-        logger.error("A call of tenant %r failed", request.scope.tenant, exc_info=error)
+        logger.error("Request %r of tenant %r failed", request.request_id, request.scope.tenant, exc_info=error)
         result.failed.setdefault(request, FAULT)
 
 
-def _row(chunk: Chunk) -> Row:
+def _turns_of(chunk: Chunk, lines: Lines) -> Iterator[Turn]:
+    """Yield the outputs that get a token once a chunk is computed; those that the prompt is carried for included."""
+    request, sequence = chunk.request, chunk.sequence
+    stop = sequence.num_computed + chunk.num_tokens
+    if request.prefill_only or stop < len(sequence.token_ids):
+        return
+    if sequence is not request.carrier:
+        yield Turn(request, sequence, lines)
+        return
+    for output in request.unfinished:
+        # What it samples next can depend on its tokens, and the fork that brings them comes after the step.
+        output.token_ids = output.token_ids or list(sequence.token_ids)
+        if len(output.token_ids) == stop:
+            yield Turn(request, output, lines)
+
+
+def _finite_chunks(computed: Sequence[tuple[Chunk, Lines]], known: list[bool] | None) -> list[bool]:
+    """Tell of each chunk whether its logits are finite; ``known`` are the lines' flags where the device told."""
+    flags: dict[int, list[bool]] = {}
+    finite: list[bool] = []
+    for _, lines in computed:
+        of_lines = known
+        if of_lines is None:
+            key = id(lines.logits)
+            of_lines = flags[key] if key in flags else flags.setdefault(key, finite_rows(lines.logits))
+        finite.append(
+            of_lines[lines.start] if lines.stop == lines.start + 1 else all(of_lines[lines.start : lines.stop])
+        )
+    return finite
+
+
+def _row(chunk: Chunk, ahead: int = 0) -> Row:
+    """Make the row of a chunk; where ``ahead`` is 1, of the one token that is still to come."""
     request, sequence, count = chunk
-    start, table = sequence.num_computed, sequence.table
+    start, table = sequence.num_computed + ahead, sequence.table
     assert table is not None
+    if ahead:
+        return Row((0,), start, table.block_ids, request.scope, True)
     wants_all = request.sampling.prompt_logprobs is not None and wants_all_logits(request, start + count)
     token_ids = sequence.token_ids[start : start + count]
     return Row(token_ids, start, table.block_ids, request.scope, True, wants_all)

@@ -69,6 +69,11 @@ class Inbox:
         """Calls of a tenant that no step has seen yet."""
         return self._by_tenant[tenant]
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anything is there, or the inbox is closed."""
+        return bool(self._submits or self._cancels or self._questions or self._closed)
+
     def submit(self, request: Request) -> None:
         """Leave a call. Raises InboxClosedError."""
         with self._changed:
@@ -125,7 +130,4 @@ class Inbox:
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until something is there or the inbox is closed; False after ``timeout`` seconds without either."""
         with self._changed:
-            return self._changed.wait_for(self._is_wanted, timeout)
-
-    def _is_wanted(self) -> bool:
-        return bool(self._submits or self._cancels or self._questions or self._closed)
+            return self._changed.wait_for(lambda: self.is_wanted, timeout)

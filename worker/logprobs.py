@@ -40,13 +40,53 @@ def logprobs_of(logits: torch.Tensor, token_ids: Sequence[int], counts: Sequence
 
 
 def _logprobs_of(logits: torch.Tensor, token_ids: Sequence[int], counts: Sequence[int]) -> list[TokenLogprob]:
-    chosen = torch.tensor(token_ids, device=logits.device)[:, None]
-    ranks = (logits > logits.gather(1, chosen)).count_nonzero(dim=1) + 1
     _, top_ids = leading(logits, max(counts))
+    parts = _measure(logits, torch.tensor(token_ids, device=logits.device)[:, None], top_ids)
+    return assemble(token_ids, counts, *(part.tolist() for part in parts))
+
+
+class LogprobParts(NamedTuple):
+    """What ``assemble`` makes log-probabilities of, for K lines of logits."""
+
+    ranks: torch.Tensor
+    """int64 ``[K]``"""
+    top_ids: torch.Tensor
+    """int64 ``[K, C]``: the likeliest tokens of each."""
+    logprobs: torch.Tensor
+    """float64 ``[K, 1 + C]``: of the line's own token, then of these."""
+
+
+def measure_in_place(logits: torch.Tensor, token_ids: torch.Tensor, count: int) -> LogprobParts:
+    """Measure tokens ``[K]`` and the ``count`` likeliest beside each, on a device whose host reads nothing meanwhile.
+
+    ``logits`` are ``[K, V]``; lines that are not finite give numbers that mean nothing.
+    """
+    parts: list[LogprobParts] = []
+    for start in range(0, len(token_ids), _LINES_AT_ONCE):
+        lines, chosen = logits[start : start + _LINES_AT_ONCE], token_ids[start : start + _LINES_AT_ONCE]
+        likeliest = lines.sort(dim=1, descending=True, stable=True).indices[:, :count]
+        parts.append(_measure(lines, chosen[:, None], likeliest))
+    return LogprobParts(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+
+def _measure(logits: torch.Tensor, chosen: torch.Tensor, top_ids: torch.Tensor) -> LogprobParts:
+    ranks = (logits > logits.gather(1, chosen)).sum(dim=1) + 1
     # Not by way of logsumexp: its sum is split between threads in a way that depends on the number of lines.
     wanted = logits.double().log_softmax(dim=1).gather(1, torch.cat((chosen, top_ids), dim=1))
-    lines = zip(token_ids, ranks.tolist(), wanted.clamp(min=_LOWEST).tolist(), top_ids.tolist(), counts, strict=True)
+    return LogprobParts(ranks, top_ids, wanted.clamp(min=_LOWEST))
+
+
+def assemble(
+    token_ids: Sequence[int],
+    counts: Sequence[int],
+    ranks: Sequence[int],
+    top_ids: Sequence[Sequence[int]],
+    logprobs: Sequence[Sequence[float]],
+) -> list[TokenLogprob]:
+    """Put together what was measured, each line with its first ``counts`` likeliest tokens."""
     return [
         TokenLogprob(token_id, own, rank, tuple(zip(ids[:count], likeliest[:count], strict=True)))
-        for token_id, rank, (own, *likeliest), ids, count in lines
+        for token_id, count, rank, ids, (own, *likeliest) in zip(
+            token_ids, counts, ranks, top_ids, logprobs, strict=True
+        )
     ]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -79,4 +79,19 @@ class ModelRunner(Protocol):
         Returns float32 ``[L, vocabulary_size]`` on the runner's device: ``num_logits`` lines for each row, in the order
         of the rows and their tokens. Only slots below ``start + T`` of each row are read, by selection and not by
         masking.
+        """
+
+
+@runtime_checkable
+class AheadRunner(ModelRunner, Protocol):
+    """A runner whose device computes while the host goes on, so that a step can be launched behind another."""
+
+    is_ahead: bool
+    """Whether its device is such a one. If not, what stands below is not asked for."""
+
+    def forward_ahead(self, rows: Sequence[Row], token_ids: torch.Tensor) -> torch.Tensor:
+        """Compute one token of each row, int64 ``[R]`` ``token_ids`` on the device; those in the rows mean nothing.
+
+        All work of the runner runs on one stream, in the order in which it was asked for, and takes what it needs of
+        the rows before it returns: their tables may change after that.
         """

@@ -12,6 +12,7 @@ import torch
 
 from prefixgate.worker.request import SamplingParams
 from prefixgate.worker.sequence import Sequence as Output
+from prefixgate.worker.transfers import upload
 
 
 def penalise(logits: torch.Tensor, rows: Sequence[tuple[SamplingParams, Output]]) -> None:
@@ -34,7 +35,7 @@ def _penalise_repetition(logits: torch.Tensor, rows: Sequence[tuple[SamplingPara
         return
     places = flat_places(logits, [(line, ids) for line, _, ids in repeating])
     lengths = [len(ids) for _, _, ids in repeating]
-    penalty = torch.from_numpy(np.repeat([penalty for _, penalty, _ in repeating], lengths)).to(logits.device)
+    penalty = upload(np.repeat([penalty for _, penalty, _ in repeating], lengths), logits.device)
     seen = logits.view(-1)[places]
     # A token that stands several times in a sequence gets the same new logit as often.
     logits.view(-1)[places] = torch.where(seen > 0, seen / penalty, seen * penalty)
@@ -49,11 +50,11 @@ def _penalise_output(logits: torch.Tensor, rows: Sequence[tuple[SamplingParams, 
             penalties.append(params.presence_penalty + params.frequency_penalty * times)
     if lines:
         places = flat_places(logits, lines)
-        logits.view(-1)[places] -= torch.from_numpy(np.concatenate(penalties)).to(logits.device)
+        logits.view(-1)[places] -= upload(np.concatenate(penalties), logits.device)
 
 
 def flat_places(logits: torch.Tensor, lines: Sequence[tuple[int, npt.NDArray[np.integer]]]) -> torch.Tensor:
     """Return the indexes, into ``[R, V]`` logits laid out flat, of some ids in some lines."""
     vocabulary = logits.shape[1]
     places = [line * vocabulary + ids.astype(np.int64) for line, ids in lines]
-    return torch.from_numpy(np.concatenate(places)).to(logits.device)
+    return upload(np.concatenate(places), logits.device)

@@ -8,13 +8,15 @@ from typing import NamedTuple
 
 import torch
 
-from prefixgate.worker.logit_edits import edited, needs_edits
+from prefixgate.worker.logit_edits import edited, leaves_choice, needs_edits
 from prefixgate.worker.logprobs import TokenLogprob, logprobs_of
 from prefixgate.worker.request import SamplingParams
 from prefixgate.worker.sampling import GREEDY_BELOW, Draw, sample, uniform
 from prefixgate.worker.sequence import Sequence as Output
 
 _GREEDY = Draw()
+
+NO_CHOICE = "allowed and banned ids leave a row no token to choose"
 
 
 class Choice(NamedTuple):
@@ -48,20 +50,23 @@ class Sampler:
         return choices
 
     def _sample(self, logits: torch.Tensor, rows: Sequence[tuple[SamplingParams, Output]]) -> list[int]:
-        draws = [_draw(params, output) for params, output in rows]
+        draws = [draw_of(params, output) for params, output in rows]
         changed = [line for line, (params, output) in enumerate(rows) if needs_edits(params, output)]
         if not changed:
             return sample(logits, draws)
         chosen = [0] * len(rows)
         plain = sorted(set(range(len(rows))).difference(changed))
         edits = edited(logits[changed], [rows[line] for line in changed], self._eos_ids)
+        if not leaves_choice(edits).all():
+            raise ValueError(NO_CHOICE)
         for lines, values in ((plain, logits[plain]), (changed, edits)):
             for line, token_id in zip(lines, sample(values, [draws[line] for line in lines]), strict=True):
                 chosen[line] = token_id
         return chosen
 
 
-def _draw(params: SamplingParams, output: Output) -> Draw:
+def draw_of(params: SamplingParams, output: Output, ahead: int = 0) -> Draw:
+    """Tell how an output's next token is chosen; ``ahead`` of those before it are not known yet."""
     if params.temperature < GREEDY_BELOW:
         return _GREEDY
     return Draw(
@@ -69,5 +74,5 @@ def _draw(params: SamplingParams, output: Output) -> Draw:
         params.top_k,
         params.top_p,
         params.min_p,
-        uniform(params.seed, output.index, output.num_output),
+        uniform(params.seed, output.index, output.num_output + ahead),
     )

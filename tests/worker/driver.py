@@ -70,12 +70,16 @@ class Call:
 class RecordingRunner:
     """A runner that notes what each step computes and can be made to fail."""
 
-    def __init__(self, inner: ModelRunner) -> None:
+    def __init__(self, inner: ModelRunner, *, is_ahead: bool = False) -> None:
+        """With ``is_ahead`` it plays a device that computes while the host goes on."""
         self.inner = inner
+        self.is_ahead = is_ahead
         self.spec: ModelSpec = inner.spec
         self.storage: KVStorage = inner.storage
         self.steps: list[list[tuple[int, int]]] = []
         """Of each step, the (start, number of tokens) of its rows."""
+        self.steps_ahead: list[int] = []
+        """Indexes of those that were launched behind another."""
         self.raises: Callable[[Row], bool] = lambda row: False
         self.spoils: Callable[[Row], bool] = lambda row: False
 
@@ -90,6 +94,11 @@ class RecordingRunner:
             if self.spoils(row):
                 line[3] = float("nan")
         return logits
+
+    def forward_ahead(self, rows: Sequence[Row], token_ids: torch.Tensor) -> torch.Tensor:
+        self.steps_ahead.append(len(self.steps))
+        known = [row._replace(token_ids=[token]) for row, token in zip(rows, token_ids.tolist(), strict=True)]
+        return self.forward(known)
 
     @property
     def tokens_per_step(self) -> list[int]:
@@ -135,13 +144,17 @@ class Driver:
         hasher: BlockHasher | None = None,
         weights: Mapping[str, float] | None = None,
         runner: ModelRunner | None = None,
+        is_ahead: bool = False,
     ) -> None:
-        """Run the witness with these options, or another model with a pool of its own."""
+        """Run the witness with these options, or another model with a pool of its own.
+
+        ``is_ahead`` has steps launched behind steps that have not landed.
+        """
         if runner is None:
             storage = TorchKVStorage(num_blocks, witness_layout())
             storage.poison(range(num_blocks))
             runner = WitnessModel("witness", storage, options or WitnessOptions(context=2048))
-        self.runner = RecordingRunner(runner)
+        self.runner = RecordingRunner(runner, is_ahead=is_ahead)
         self.cache = PrefixCache(num_blocks, hasher or BlockHasher(bytes(16)), shares=shares, pin_limit=pin_limit)
         self.observations = Observations(["acme", "bolt"])
         self.limits = Limits(max_batch_tokens, max_running, max_waiting)
