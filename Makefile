@@ -16,7 +16,7 @@ venv: .venv/installed ## Install everything into .venv, as pinned in constraints
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or later is needed")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -c constraints.txt "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/pip install -c constraints.txt -e '.[worker,otel,dev]'
+	$(BIN)/pip install -c constraints.txt -e '.[worker,cuda,otel,dev]'
 	touch $@
 
 # Programs that tests start, each from Debian's package of its name.

@@ -47,10 +47,11 @@ def test_subfolders_that_are_not_packages_hold_no_modules() -> None:
 
 def test_files_beside_the_modules_are_packaged() -> None:
     data = project_settings()["tool"]["setuptools"]["package-data"]
-    beside = [path for path in tracked_files() if path.parent.name in PACKAGES and path.suffix != ".py"]
-    assert ROOT / "worker" / "cpu_attention.cpp" in beside
-    for path in beside:
-        patterns = [*data["*"], *data.get(f"prefixgate.{path.parent.name}", [])]
+    inside = {path: path.relative_to(ROOT).parts[0] for path in tracked_files() if path.parent != ROOT}
+    beside = {path: package for path, package in inside.items() if package in PACKAGES and path.suffix != ".py"}
+    assert {ROOT / "worker" / "cpu_attention.cpp", ROOT / "cache" / "cuda" / "copy_blocks.cu"} <= set(beside)
+    for path, package in beside.items():
+        patterns = [*data["*"], *data.get(f"prefixgate.{package}", [])]
         assert any(path.match(pattern) for pattern in patterns), path.name
 
 
