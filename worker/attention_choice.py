@@ -1,7 +1,7 @@
 """Which backend computes attention: the first that works for a model on its device, and why not those before it.
 
-A backend that says it can serve is believed only after the probe: kernels are compiled for some devices and not for
-others, and that shows when they run.
+A backend that says it can serve is believed only after it was proven: kernels are compiled for some devices and not
+for others, and that shows when they run.
 """
 
 import logging
@@ -13,6 +13,7 @@ import torch
 
 from prefixgate.worker.attention import AttentionBackend, AttentionShape, AttentionUnavailableError
 from prefixgate.worker.cpu_attention import cpu_attention
+from prefixgate.worker.flash_attention import flash_attention
 from prefixgate.worker.model_runner import ModelRefusedError
 from prefixgate.worker.native_library import NativeUnavailableError
 from prefixgate.worker.sdpa_attention import SdpaBackend
@@ -49,7 +50,11 @@ def attention_makers(cache: Path, progress: Callable[[str], None]) -> dict[str, 
         except NativeUnavailableError as error:
             raise AttentionUnavailableError(str(error)) from error
 
-    return {"cpu": compiled, "sdpa": lambda shape, device: SdpaBackend()}
+    return {
+        "vllm_flash_attn": flash_attention,
+        "cpu": compiled,
+        "sdpa": lambda shape, device: SdpaBackend(),
+    }
 
 
 def choose_attention(
@@ -61,29 +66,38 @@ def choose_attention(
 ) -> AttentionChoice:
     """Return the backend that ``worker.attention`` names, or with "auto" the first that works.
 
-    ``prove`` runs the model over a backend and raises where it does not give the model's own logits. Raises
-    ModelRefusedError where the one that is named does not work, or with "auto" none does.
+    ``prove`` runs a backend, alone and under the model, and raises where it is wrong. Raises ModelRefusedError where
+    the one that is named does not work, or with "auto" none does.
     """
     if wanted != AUTO:
         try:
             backend = makers[wanted](shape, device)
-        except AttentionUnavailableError as error:
-            raise ModelRefusedError(f"worker.attention: {wanted!r} cannot serve this model here: {error}") from error
-        prove(backend)
+            prove(backend)
+        except ModelRefusedError as error:
+            raise ModelRefusedError(f"with worker.attention {wanted!r}: {error}") from error
+        except Exception as error:  # whatever a kernel that does not fit the device raises
+            raise ModelRefusedError(
+                f"worker.attention: {wanted!r} cannot serve this model on {device}: {_reason(error)}"
+            ) from error
         return AttentionChoice(wanted, backend, {})
     rejected: dict[str, str] = {}
-    *_, last = makers
+    last = list(makers)[-1]
     for name, make in makers.items():
         try:
             backend = make(shape, device)
             prove(backend)
-        except AttentionUnavailableError as error:
-            rejected[name] = str(error)
-        except Exception as error:  # whatever a kernel that does not fit the device raises
+        except Exception as error:  # as above
             if name == last:
                 raise
-            logger.warning("Attention by %s failed its probe", name, exc_info=not isinstance(error, ModelRefusedError))
-            rejected[name] = str(error) if isinstance(error, ModelRefusedError) else f"{type(error).__name__}: {error}"
+            rejected[name] = _reason(error)
+            if not isinstance(error, AttentionUnavailableError | ModelRefusedError):
+                logger.warning("Attention by %s failed when it was tried", name, exc_info=error)
         else:
             return AttentionChoice(name, backend, rejected)
-    raise ModelRefusedError(f"no attention backend can serve this model on {device}: {rejected}")
+    raise AssertionError("the last one was either returned or raised")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, AttentionUnavailableError | ModelRefusedError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"

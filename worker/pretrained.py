@@ -11,6 +11,8 @@ from transformers.utils import logging as transformers_logging
 from prefixgate.cache.kv_storage import KVLayout, KVStorage, TorchKVStorage
 from prefixgate.config.settings import WorkerSettings
 from prefixgate.worker import embedded
+from prefixgate.worker.attention import AttentionBackend
+from prefixgate.worker.attention_check import check_attention
 from prefixgate.worker.attention_choice import attention_makers, choose_attention
 from prefixgate.worker.conversion import cache_folder, converted_folder
 from prefixgate.worker.device_memory import CudaMemory
@@ -60,13 +62,12 @@ def load_pretrained(
         text=load_text(folder),
         device=str(device),
     )
-    choice = choose_attention(
-        settings.attention,
-        attention_makers(cache, progress),
-        shape,
-        device,
-        lambda backend: probe(model, spec, expected, backend),
-    )
+
+    def prove(backend: AttentionBackend) -> None:
+        check_attention(backend, shape, device)
+        probe(model, spec, expected, backend)
+
+    choice = choose_attention(settings.attention, attention_makers(cache, progress), shape, device, prove)
     progress(str(choice))
     spec = replace(spec, attention=choice.name)
     room = None

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from prefixgate.cache.kv_storage import KVLayout
+from prefixgate.config.kinds import Choice
+from prefixgate.config.settings import WorkerSettings, setting_fields
 from prefixgate.worker.attention import AttentionBackend, AttentionShape, AttentionUnavailableError
 from prefixgate.worker.attention_choice import Maker, attention_makers, choose_attention
 from prefixgate.worker.conversion import cache_folder
@@ -68,9 +70,11 @@ def test_what_comes_after_the_chosen_one_is_not_made() -> None:
 def test_one_that_is_named_is_taken_or_refused_with_its_reason_and_never_replaced() -> None:
     makers = {"a": absent("it knows no sinks"), "b": present(REFERENCE)}
     assert choose_attention("b", makers, SHAPE, CPU, accept).name == "b"
-    with pytest.raises(ModelRefusedError, match=r"worker\.attention: 'a' cannot serve .*: it knows no sinks"):
+    with pytest.raises(ModelRefusedError, match=r"worker\.attention: 'a' cannot serve this model on cpu: it knows"):
         choose_attention("a", makers, SHAPE, CPU, accept)
-    with pytest.raises(ModelRefusedError, match="logits differ"):
+    with pytest.raises(ModelRefusedError, match=r"worker\.attention: 'b' .* on cpu: RuntimeError: no kernel image"):
+        choose_attention("b", makers, SHAPE, CPU, failing(REFERENCE, RuntimeError("no kernel image")))
+    with pytest.raises(ModelRefusedError, match=r"with worker\.attention 'b': its logits differ"):
         choose_attention("b", makers, SHAPE, CPU, failing(REFERENCE, ModelRefusedError("its logits differ")))
 
 
@@ -87,6 +91,9 @@ def test_where_the_reference_fails_too_the_model_is_at_fault_and_its_reason_is_t
 
 def test_the_names_are_those_of_the_setting_and_the_reference_comes_last(tmp_path: Path) -> None:
     makers = attention_makers(tmp_path, lambda line: None)
+    (allowed,) = [kind for entry, kind in setting_fields(WorkerSettings) if entry.name == "attention"]
+    assert isinstance(allowed, Choice)
+    assert set(makers) <= set(allowed.choices)
     assert list(makers)[-1] == "sdpa"
     assert isinstance(makers["sdpa"](SHAPE, CPU), SdpaBackend)
 
