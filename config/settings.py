@@ -54,7 +54,18 @@ class GatewaySettings:
     """The process that clients call."""
 
     listen: str = setting("127.0.0.1:8050", AddressText(), "Where clients call; port 0 takes a free one.")
-    http: str = setting("127.0.0.1:8051", AddressText(unix=False), "Where /metrics is served; port 0 takes a free one.")
+    http: str = setting(
+        "127.0.0.1:8051",
+        AddressText(unix=False),
+        "Where /metrics and the status page are served; port 0 takes a free one.",
+    )
+    operator_keys: tuple[str, ...] | None = setting(
+        None,
+        TextList(_DIGEST),
+        "Digests of the keys that open the status page, each as `prefixgate key` prints it. Not set: the page is for "
+        "browsers on this machine alone, and only while gateway.http is on a loopback address.",
+        secret=True,
+    )
     workers: tuple[str, ...] = setting(
         (),
         WorkerAddresses(),
@@ -62,7 +73,7 @@ class GatewaySettings:
         "call goes to one of them. A name with dns: before it is looked up again and again, as workers come and go.",
     )
     metrics_seconds: float = setting(
-        0.25, _SECONDS, "How long a page of metrics is served again before it is made anew.", unit="seconds"
+        0.25, _SECONDS, "How often the page of metrics is made; 0 makes it anew for each scrape.", unit="seconds"
     )
     default_max_tokens: int = setting(
         256, Integer(1, 1 << 20), "Length of an output where the call sets no max_tokens.", unit="tokens"
@@ -102,7 +113,7 @@ class WorkerSettings:
     )
     http: str = setting("127.0.0.1:8052", AddressText(unix=False), "Where /metrics is served; port 0 takes a free one.")
     metrics_seconds: float = setting(
-        0.25, _SECONDS, "How long a page of metrics is served again before it is made anew.", unit="seconds"
+        0.25, _SECONDS, "How often the page of metrics is made; 0 makes it anew for each scrape.", unit="seconds"
     )
     model: str = setting(
         "smollm2",

@@ -2,6 +2,8 @@
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence, Set
+from itertools import islice
+from math import ceil
 from typing import NamedTuple
 
 from prefixgate.cache.hashing import BlockHash
@@ -120,6 +122,23 @@ class RoutingIndex:
         """Blocks that a worker is known to hold."""
         picture = self._pictures.get(worker)
         return picture.num_blocks if picture is not None else 0
+
+    def overlap(self, one: str, other: str, looks: int) -> int:
+        """Tell how many blocks two workers are both known to hold; where that would take more looks, about how many.
+
+        What is looked for is then a sample: sets are in the order of hashes, which is none.
+        """
+        mine, theirs = self._pictures.get(one), self._pictures.get(other)
+        if mine is None or theirs is None:
+            return 0
+        fewer, more = sorted((mine, theirs), key=lambda picture: picture.num_blocks)
+        part = min(1.0, looks / max(1, fewer.num_blocks))
+        shared = 0.0
+        for tenant, blocks in fewer.held.items():
+            sample = set(islice(blocks, ceil(part * len(blocks))))
+            found = len(sample & more.held.get(tenant, _NOTHING))
+            shared += found * len(blocks) / max(1, len(sample))
+        return round(shared)
 
     def pressures(self, workers: Sequence[str]) -> dict[str, float]:
         """Tell how much faster than usual each worker's pool turns over: 1 is the mean of these workers.

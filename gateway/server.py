@@ -41,11 +41,14 @@ from prefixgate.gateway.metrics import (
     WORKER_READY,
     GatewayMetrics,
 )
+from prefixgate.gateway.operator_access import OperatorAccess
 from prefixgate.gateway.prompt_encoder import PromptEncoder
 from prefixgate.gateway.quota import Quotas
 from prefixgate.gateway.router import PrefixRouter
 from prefixgate.gateway.service import GatewayService
 from prefixgate.gateway.settings_watch import SettingsWatch
+from prefixgate.gateway.status_board import open_board
+from prefixgate.gateway.status_page import status_pages
 from prefixgate.gateway.tenants import LOCAL_TENANT
 from prefixgate.gateway.traces import open_traces
 from prefixgate.gateway.warming import Warmer
@@ -98,9 +101,10 @@ class GatewayServer:
         self._live = LiveCalls()
         self._is_draining = False
         self._health = Health(SERVICE_NAME)
+        router = PrefixRouter(hasher, settings.routing)
         self._fleet = Fleet(
             Membership(gateway.workers),
-            PrefixRouter(hasher, settings.routing),
+            router,
             hash_key_fingerprint=hasher.fingerprint,
             gateway_name=_name(),
             on_change=self._set_health,
@@ -136,9 +140,12 @@ class GatewayServer:
         page = MetricsPage(gateway.metrics_seconds)
         page.show(metrics.families)
         http = parse_address(gateway.http)
+        self._access = OperatorAccess(gateway.operator_keys, is_local=http.is_local)
+        self._board = open_board(self._fleet, router.index, self._live, is_draining=lambda: self._is_draining)
+        pages = status_pages(self._access, self._board.read, asyncio.get_running_loop())
         checks = {"/healthz": self._liveness, "/readyz": self._readiness, "/busyz": self._room}
         try:
-            self._http = HttpServer(http.host, http.port, page, checks)
+            self._http = HttpServer(http.host, http.port, page, checks, pages)
         except OSError as error:
             raise SettingsError(f"gateway.http: cannot listen on {gateway.http}: {error.strerror}") from error
         self.http_address = Address(host=http.host, port=self._http.port)
@@ -154,14 +161,20 @@ class GatewayServer:
     async def start(self) -> None:
         """Serve from now on; health says SERVING once a worker is found."""
         await self._set_health(False)
-        self._tasks = [asyncio.create_task(beside) for beside in (self._fleet.run(), self._pulse.run())]
+        besides = (self._fleet.run(), self._pulse.run(), self._board.run())
+        self._tasks = [asyncio.create_task(beside) for beside in besides]
         await self._server.start()
         self._http.start()
         logger.info("Serving on %s, metrics on http://%s/metrics", self.address, self.http_address)
+        if self._access.is_possible:
+            logger.info("Status page on http://%s/status", self.http_address)
+        else:
+            logger.info("No status page: gateway.http is not a loopback address, and gateway.operator_keys are not set")
 
     def apply(self, settings: Settings) -> None:
         """Take over tenants and limits from other settings, for the calls that come. Raises SettingsError."""
         self._authenticator.replace(settings.tenants)
+        self._access.replace(settings.gateway.operator_keys)
         self._quotas.change(settings.limits, _own_limits(settings.tenants))
         self._metrics.know(settings.tenants)
         self._encoder.max_prompt_bytes = _max_prompt_bytes(settings)

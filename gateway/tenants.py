@@ -29,14 +29,19 @@ def digest_api_key(key: bytes) -> str:
     return _PREFIX + hashlib.sha256(key).hexdigest()
 
 
-class TenantKeys:
+class KeyDigests:
     """Knows whose key a key is."""
 
-    def __init__(self, tenants: Mapping[str, TenantSettings]) -> None:
-        self._owners = [(digest.encode(), name) for name, tenant in tenants.items() for digest in tenant.api_keys]
+    def __init__(self, owners: Iterable[tuple[str, str]]) -> None:
+        """``owners`` are pairs of a digest and whose key it is."""
+        self._owners = [(digest.encode(), name) for digest, name in owners]
+
+    def __bool__(self) -> bool:
+        """Whether there is any key at all."""
+        return bool(self._owners)
 
     def owner(self, key: bytes) -> str | None:
-        """Find the tenant of a key, or None.
+        """Find the owner of a key, or None.
 
         Compares with every digest and in constant time, so that the time taken tells nothing about any key.
         """
@@ -45,6 +50,13 @@ class TenantKeys:
             if hmac.compare_digest(offered, digest):
                 found = name
         return found
+
+
+class TenantKeys(KeyDigests):
+    """The API keys of tenants."""
+
+    def __init__(self, tenants: Mapping[str, TenantSettings]) -> None:
+        super().__init__((digest, name) for name, tenant in tenants.items() for digest in tenant.api_keys)
 
 
 class TenantCertificates:

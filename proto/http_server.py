@@ -3,9 +3,10 @@
 import logging
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from prefixgate.proto.exposition import CONTENT_TYPE
@@ -29,17 +30,48 @@ class Check(NamedTuple):
     why: str
 
 
+class Request(NamedTuple):
+    """A GET, as a page sees it."""
+
+    headers: Mapping[str, str]
+    """By names in lower case. Of a header that was sent more than once, all values with commas between them."""
+    client: str
+    """IP address of the other end of the connection."""
+
+
+class Answer(NamedTuple):
+    """What is sent back."""
+
+    status: HTTPStatus
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def plain(status: HTTPStatus, text: str) -> Answer:
+    """Answer with a line of text."""
+    return Answer(status, {"Content-Type": _TEXT}, f"{text}\n".encode())
+
+
 class HttpServer:
     """Serves in threads of its own, so that neither a busy event loop nor a step can hold up a probe.
 
     ``/metrics`` is the page; each path of ``checks`` is 200 where its check is well, else 503. Whether the process
-    should be restarted, should get calls, and has room for more are three questions with a path each.
+    should be restarted, should get calls, and has room for more are three questions with a path each. ``pages`` make
+    their answers themselves, and say themselves who may have them.
     """
 
-    def __init__(self, host: str, port: int, page: MetricsPage, checks: Mapping[str, Callable[[], Check]]) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        page: MetricsPage,
+        checks: Mapping[str, Callable[[], Check]],
+        pages: Mapping[str, Callable[[Request], Answer]] = MappingProxyType({}),
+    ) -> None:
         """Listen. Raises OSError where that fails."""
         self._page = page
         self._checks = checks
+        self._pages = pages
         self._server = _server_of(host)((host, port), lambda *args: _Handler(self.answer, *args))
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_STOP_POLL_SECONDS,), name="http", daemon=True
@@ -62,25 +94,26 @@ class HttpServer:
         self._server.server_close()
         self._page.stop()
 
-    def answer(self, path: str) -> tuple[HTTPStatus, dict[str, str], bytes]:
-        """Make the answer to a GET: status, headers and body."""
+    def answer(self, path: str, request: Request) -> Answer:
+        """Make the answer to a GET."""
         path = path.partition("?")[0]
-        if path == "/metrics":
-            return self._metrics()
+        try:
+            if path == "/metrics":
+                return self._metrics()
+            if path in self._pages:
+                return self._pages[path](request)
+        except Exception:
+            logger.exception("%s could not be made", path)
+            return plain(HTTPStatus.INTERNAL_SERVER_ERROR, "the page could not be made")
         if path in self._checks:
             check = self._checks[path]()
-            status = HTTPStatus.OK if check.well else HTTPStatus.SERVICE_UNAVAILABLE
-            return status, {"Content-Type": _TEXT}, f"{check.why}\n".encode()
-        there = ", ".join(["/metrics", *self._checks])
-        return HTTPStatus.NOT_FOUND, {"Content-Type": _TEXT}, f"here are {there}\n".encode()
+            return plain(HTTPStatus.OK if check.well else HTTPStatus.SERVICE_UNAVAILABLE, check.why)
+        there = ", ".join(["/metrics", *self._checks, *self._pages])
+        return plain(HTTPStatus.NOT_FOUND, f"here are {there}")
 
-    def _metrics(self) -> tuple[HTTPStatus, dict[str, str], bytes]:
-        try:
-            page = self._page.read()
-        except Exception:
-            logger.exception("The metrics could not be read")
-            return HTTPStatus.INTERNAL_SERVER_ERROR, {"Content-Type": _TEXT}, b"the metrics could not be read\n"
-        return HTTPStatus.OK, {"Content-Type": CONTENT_TYPE, "Age": str(int(page.age_seconds))}, page.body
+    def _metrics(self) -> Answer:
+        page = self._page.read()
+        return Answer(HTTPStatus.OK, {"Content-Type": CONTENT_TYPE, "Age": str(int(page.age_seconds))}, page.body)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -91,12 +124,12 @@ class _Handler(BaseHTTPRequestHandler):
     wbufsize = -1
     disable_nagle_algorithm = True
 
-    def __init__(self, answer: Callable[[str], tuple[HTTPStatus, dict[str, str], bytes]], *args: object) -> None:
+    def __init__(self, answer: Callable[[str, Request], Answer], *args: object) -> None:
         self._answer = answer
         super().__init__(*args)  # type: ignore[arg-type]
 
     def do_GET(self) -> None:
-        status, headers, body = self._answer(self.path)
+        status, headers, body = self._answer(self.path, Request(_joined(self.headers.items()), self.client_address[0]))
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -107,6 +140,14 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         """Log below what is shown by default: a scrape every few seconds is no news."""
         logger.debug(format, *args)
+
+
+def _joined(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    joined: dict[str, str] = {}
+    for name, value in pairs:
+        name = name.lower()
+        joined[name] = f"{joined[name]}, {value}" if name in joined else value
+    return joined
 
 
 def _server_of(host: str) -> type[ThreadingHTTPServer]:

@@ -41,6 +41,7 @@ def test_every_setting_can_be_given_as_a_flag() -> None:
     values = {
         "gateway.listen": "127.0.0.1:1",
         "gateway.http": "127.0.0.1:2",
+        "gateway.operator_keys": "sha256:" + "0f" * 32,
         "gateway.workers": "unix:/a",
         "gateway.default_max_tokens": "3",
         "limits.max_outputs": "4",

@@ -87,7 +87,7 @@ def test_metrics_that_cannot_be_read_are_an_error_that_tells_no_more(
     connection: http.client.HTTPConnection, state: State
 ) -> None:
     state.broken = True
-    assert get(connection, "/metrics") == (500, "the metrics could not be read\n")
+    assert get(connection, "/metrics") == (500, "the page could not be made\n")
     state.broken = False
     assert get(connection, "/metrics")[0] == 200
 

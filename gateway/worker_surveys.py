@@ -1,0 +1,77 @@
+"""What the workers tell of themselves to the operator, as they last told it."""
+
+import asyncio
+import logging
+import time
+from typing import NamedTuple
+
+import grpc.aio
+
+from prefixgate.gateway.errors import NoWorkerError
+from prefixgate.gateway.fleet import Fleet
+from prefixgate.gateway.member import Member
+from prefixgate.proto import worker_pb2
+
+logger = logging.getLogger(__name__)
+
+_ANSWER_SECONDS = 30.0
+"""Time that a worker gets: a map waits for the step that runs."""
+_WAIT_SECONDS = 1.0
+"""Time that is waited for an answer. What comes later is there the next time."""
+
+
+class Surveyed(NamedTuple):
+    """One answer."""
+
+    survey: worker_pb2.WorkerSurvey
+    received_at: float
+    """On the monotonic clock."""
+
+
+class WorkerSurveys:
+    """Asks, and keeps of each worker that is known its last totals and its last map."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self.totals: dict[str, Surveyed] = {}
+        """By address; with tenants and map where the question was for those."""
+        self.maps: dict[str, Surveyed] = {}
+        """The same, of answers with a map alone."""
+        self._asking: dict[tuple[str, bool], asyncio.Task[None]] = {}
+
+    async def ask(self, max_cells: int = 0) -> None:
+        """Ask all workers, for a map if it may have any cells, and wait a moment for their answers.
+
+        A worker that has not answered the last time is not asked anew. What goes wrong is not told: a worker that
+        answers nothing is seen by what it last said growing old.
+        """
+        members = {member.address: member for member in self._fleet.members()}
+        for kept in (self.totals, self.maps):
+            for address in kept.keys() - members.keys():
+                del kept[address]
+        for address, member in members.items():
+            key = (address, max_cells > 0)
+            if key not in self._asking:
+                task = self._asking[key] = asyncio.create_task(self._ask(member, max_cells))
+                task.add_done_callback(lambda _, key=key: self._asking.pop(key))  # type: ignore[misc]
+        waiting = [task for (_, has_map), task in self._asking.items() if has_map == (max_cells > 0)]
+        if waiting:
+            await asyncio.wait(waiting, timeout=_WAIT_SECONDS)
+
+    async def close(self) -> None:
+        """Wait for no further answer."""
+        tasks = list(self._asking.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _ask(self, member: Member, max_cells: int) -> None:
+        try:
+            request = worker_pb2.SurveyRequest(max_cells=max_cells)
+            survey = await member.client.connection.stub.Survey(request, timeout=_ANSWER_SECONDS)
+        except (NoWorkerError, grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
+            logger.debug("The worker at %s tells nothing of itself: %s", member.address, error)
+            return
+        self.totals[member.address] = found = Surveyed(survey, time.monotonic())
+        if survey.HasField("map"):
+            self.maps[member.address] = found
