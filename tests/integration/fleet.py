@@ -38,11 +38,11 @@ class WorkerProcess:
             f"--model={model}",
             *flags,
         )
-        self._page = self.program.logged(r"Metrics on (\S+)")
+        self.metrics_url = self.program.logged(r"Metrics on (\S+)")
 
     @property
     def page(self) -> Page:
-        return scrape(self._page)
+        return scrape(self.metrics_url)
 
     def kill(self) -> None:
         """End it without a word."""
@@ -85,7 +85,7 @@ class RunningFleet:
                 )
             )
             self.address = self.gateway.logged(r"Serving on (\S+), ")
-            self._page = self.gateway.logged(r"metrics on (\S+)")
+            self.metrics_url = self.gateway.logged(r"metrics on (\S+)")
             asyncio.run(asyncio.wait_for(until_serving(self.address), HANG_SECONDS))
             self.until("up", *(1.0 for _ in self.workers))
             self._ending = ending.pop_all()
@@ -104,7 +104,7 @@ class RunningFleet:
 
     def metric(self, name: str) -> list[float]:
         """Read one of the gateway's metrics of each worker, in their order."""
-        page = scrape(self._page)
+        page = scrape(self.metrics_url)
         return [page.total(f"prefixgate_gateway_worker_{name}", worker=worker.address) for worker in self.workers]
 
     def until(self, name: str, *values: float) -> None:

@@ -50,7 +50,12 @@ class Page:
         return ((labels, value) for (found, labels), value in self.samples.items() if found == name)
 
 
+def fetch(url: str) -> str:
+    """Read a page as it stands."""
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return str(answer.read().decode())
+
+
 def scrape(url: str) -> Page:
     """Read a page."""
-    with urllib.request.urlopen(url, timeout=30) as answer:
-        return Page(answer.read().decode())
+    return Page(fetch(url))
