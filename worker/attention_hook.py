@@ -52,7 +52,7 @@ class PagedAttention:
         **arguments: Any,
     ) -> tuple[torch.Tensor, None]:
         """Write one layer's new slots, then attend: ``[1, heads, T, head_dim]`` gives ``[1, T, heads, head_dim]``."""
-        refuse_unknown(attention_mask, arguments)
+        refuse_unknown(attention_mask, arguments, query.shape[2])
         if self.step is None:
             raise RuntimeError("attention was called outside a step")
         index = layer_index(module)
@@ -73,12 +73,12 @@ def layer_index(module: torch.nn.Module) -> int:
     return index
 
 
-def refuse_unknown(attention_mask: torch.Tensor | None, arguments: dict[str, Any]) -> None:
-    """Refuse a model whose attention is told something that ours would ignore."""
+def refuse_unknown(attention_mask: torch.Tensor | None, arguments: dict[str, Any], tokens: int) -> None:
+    """Refuse a model whose attention, of so many tokens, is told something that ours would ignore."""
     if attention_mask is not None:
         raise ModelRefusedError("the model makes its own attention mask")
     for name, value in arguments.items():
-        if name == "is_causal" and value is False:
+        if name == "is_causal" and value is False and tokens > 1:  # some say so of one, which has nothing ahead
             raise ModelRefusedError("the model's attention is not causal")
         if value is not None and name not in HARMLESS_ARGUMENTS:
             raise ModelRefusedError(f"the model's attention has {name!r}, which is not supported")

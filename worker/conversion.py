@@ -4,15 +4,16 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors.torch import save_model
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prefixgate.worker.file_lock import locked
 from prefixgate.worker.model_runner import ModelRefusedError
 
-_VERSION = 1
+_VERSION = 2
 """Part of the folders' names; raised when what is written changes."""
 
 
@@ -49,12 +50,24 @@ def convert(gguf: Path, folder: Path) -> None:
         raise ModelRefusedError(f"{gguf}: the file cannot be converted: {error}") from error
     folder.mkdir()
     # Not the library's own save_pretrained: it refuses any model that came from a quantized file, unpacked or not.
-    save_model(model, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    save_file(_weights(model), folder / "model.safetensors", metadata={"format": "pt"})
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _weights(model: Any) -> dict[str, torch.Tensor]:
+    """Return a model's weights, each once: of two names for one tensor the one that every release looks for."""
+    weights: dict[str, torch.Tensor] = model.state_dict()
+    tied = set(model._tied_weights_keys or ())
+    there = {weight.data_ptr() for name, weight in weights.items() if name not in tied}
+    return {
+        name: weight.contiguous()
+        for name, weight in weights.items()
+        if name not in tied or weight.data_ptr() not in there
+    }
 
 
 def _megabytes(path: Path) -> str:

@@ -27,9 +27,9 @@ def load_model(folder: Path, device: torch.device, dtype: torch.dtype | None) ->
         model = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=dtype or "auto", local_files_only=True, use_safetensors=True
         )
+        return model.to(device).eval()
     except Exception as error:  # files can be wrong in any way, and the library raises whatever it then meets
         raise ModelRefusedError(f"{folder}: the model cannot be loaded: {error}") from error
-    return model.to(device).eval()
 
 
 def eos_ids(model: Any) -> tuple[int, ...]:

@@ -46,6 +46,9 @@ def probe_ids(vocabulary_size: int, context_length: int) -> list[int]:
 @torch.no_grad()
 def stock_logits(model: Any, token_ids: Sequence[int]) -> torch.Tensor:
     """Return the logits of all tokens, float32 ``[T, vocabulary]``, by the model's own attention."""
+    if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
+        # What the library takes by default leaves the cap out, in releases before 5.
+        model.set_attn_implementation("eager")
     device = next(model.parameters()).device
     logits: torch.Tensor = model(input_ids=torch.tensor([token_ids], device=device), use_cache=False).logits[0]
     return logits.float()
@@ -92,7 +95,7 @@ class _Survey:
         s_aux: torch.Tensor | None = None,
         **arguments: Any,
     ) -> tuple[torch.Tensor, None]:
-        refuse_unknown(attention_mask, arguments)
+        refuse_unknown(attention_mask, arguments, query.shape[2])
         self.windows[layer_index(module)] = sliding_window
         self.softcap |= bool(softcap)
         self.sinks |= s_aux is not None

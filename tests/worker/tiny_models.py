@@ -99,6 +99,7 @@ def write_gguf(path: Path) -> Path:
     writer.add_token_list(tokens)
     writer.add_token_types([1] * 257 + [3])
     writer.add_token_merges(["h e"])
+    writer.add_bos_token_id(257)  # transformers 4 does not read a file without one
     writer.add_eos_token_id(257)
     writer.add_chat_template(witness_text().chat_template)
     shapes = {"token_embd": (len(tokens), hidden), "output_norm": (hidden,)}
