@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import importlib.util
+import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -114,7 +115,15 @@ def _gateway(args: argparse.Namespace) -> int:
     # Here, since no other command needs what it loads.
     from prefixgate.gateway.server import run
 
-    return run(settings, args.config, lambda: settings_from(args))
+    return run(settings, args.config, lambda: settings_from(args), leave=_leave)
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process without waiting for its threads."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _key(_: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from urllib.request import urlopen
 import grpc.aio
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
+from prefixgate.gateway.errors import is_being_cancelled
 from prefixgate.proto.transport import CHANNEL_OPTIONS
 
 _RETRY_MS = 250
@@ -50,4 +51,6 @@ async def until_serving(address: str) -> None:
                         return
             except grpc.aio.AioRpcError:
                 # The server went away; whoever started it sees that, and may start it again.
+                if is_being_cancelled():
+                    raise asyncio.CancelledError from None
                 await asyncio.sleep(_RETRY_MS / 1000)

@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 import grpc.aio
@@ -68,6 +68,8 @@ SERVICE_NAME: str = gateway_pb2.DESCRIPTOR.services_by_name["Gateway"].full_name
 _SWITCH_SECONDS = 0.0005
 """How long a thread that wants to run waits for the one that runs. The interpreter's own 5 ms are what a scrape would
 wait each time that it meets the event loop at work."""
+_END_SECONDS = 2.0
+"""For each thing to end that has been told to. Whatever does not is left behind: the process ends anyway."""
 _LAST_WORDS_SECONDS = 1.0
 """For statuses on their way when all calls have ended. Whoever does not read them is cut off then."""
 _LAST_SPANS_SECONDS = 2.0
@@ -193,21 +195,21 @@ class GatewayServer:
         """
         self._is_draining = True
         try:
-            await self._health.drain()
+            self._health.drain()
             await self._live.drain(drain_seconds)
         finally:
             self._health.close()
             self._live.cut_off()
-            await self._server.stop(_LAST_WORDS_SECONDS)
+            # The library waits for every call that anything still refers to, however long that is.
+            await _end("the server", self._server.stop(_LAST_WORDS_SECONDS), _LAST_WORDS_SECONDS + _END_SECONDS)
             for task in self._tasks:
                 task.cancel()
-            if self._tasks:
-                await asyncio.wait(self._tasks)
-            await asyncio.to_thread(self._http.stop)
+            await _end("what follows the workers", asyncio.gather(*self._tasks, return_exceptions=True), _END_SECONDS)
+            await _end("the metrics page", asyncio.to_thread(self._http.stop), _END_SECONDS)
             self._threads.stop()
 
     async def _set_health(self, is_serving: bool) -> None:
-        await self._health.tell(serving=is_serving)
+        self._health.tell(serving=is_serving)
 
     # The three answers, each to a question of its own; asked on other threads.
 
@@ -235,6 +237,16 @@ def _name() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"[:128]
 
 
+async def _end(what: str, ending: Awaitable[object], seconds: float) -> None:
+    """Wait until something has ended, or long enough. It is not cancelled: that could take as long again."""
+    future = asyncio.ensure_future(ending)
+    await asyncio.wait([future], timeout=seconds)
+    if not future.done():
+        logger.error("%s did not end within %g seconds and is left behind", what, seconds)
+    elif not future.cancelled():
+        future.result()
+
+
 def _max_prompt_bytes(settings: Settings) -> int:
     """Return how long a prompt of any tenant can be."""
     return limits_of(settings.gateway.default_max_tokens, settings.limits, NO_LIMITS).max_prompt_bytes
@@ -245,17 +257,24 @@ def _own_limits(tenants: Mapping[str, TenantSettings]) -> dict[str, LimitSetting
     return {name: tenant.limits for name, tenant in tenants.items()} or {LOCAL_TENANT: NO_LIMITS}
 
 
-def run(settings: Settings, file: Path | None, load: Callable[[], Settings]) -> int:
+def run(
+    settings: Settings, file: Path | None, load: Callable[[], Settings], *, leave: Callable[[int], None] | None = None
+) -> int:
     """Run a gateway until SIGTERM or SIGINT, and return the process's exit code.
 
     Live calls then finish within ``gateway.drain_seconds``; a second signal ends them. ``load`` reads the settings
-    again when their ``file`` changes or SIGHUP comes. Raises SettingsError.
+    again when their ``file`` changes or SIGHUP comes. ``leave`` is told the exit code when all has ended in order, and
+    may end the process at once: to close the event loop is to wait for every thread that looks up a name or encodes.
+    Raises SettingsError.
     """
     hasher = BlockHasher(require_hash_key(settings.cache))
     sys.setswitchinterval(_SWITCH_SECONDS)
     # A call takes some 25 turns of the loop, and a token two: asyncio's own loop is a quarter of all that they cost.
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(settings, hasher, file, load))
+        code = runner.run(_run(settings, hasher, file, load))
+        if leave is not None:
+            leave(code)
+        return code
 
 
 async def _run(settings: Settings, hasher: BlockHasher, file: Path | None, load: Callable[[], Settings]) -> int:

@@ -68,7 +68,12 @@ class Supervisor:
         ``watch`` runs beside them, from when all are started until they end or it is done. Returns 0 after an orderly
         stop, 128 and the signal's number after a second signal, else 1. Call it from the main thread.
         """
-        return asyncio.run(self._run(watch))
+        runner = asyncio.Runner()
+        code = runner.run(self._run(watch))
+        # To close the loop is to wait for every task, for as long as it takes.
+        if not asyncio.all_tasks(runner.get_loop()):
+            runner.close()
+        return code
 
     async def until_ready(self, name: str) -> None:
         """Wait until a part has served for the first time. For ``watch``."""
@@ -91,6 +96,15 @@ class Supervisor:
             for running in self._running:
                 running.process.kill()
                 running.process.wait()
+            await self._end_tasks()
+
+    async def _end_tasks(self) -> None:
+        """End what still waits for something. All parts have ended, so there is nothing more to wait for."""
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_HURRY_SECONDS)
 
     async def _until_end(self, signals: "asyncio.Queue[signal.Signals]", watching: "asyncio.Task[None]") -> int:
         """Wait for a signal, or for a part to end for good. Returns the exit code if all goes well from here."""

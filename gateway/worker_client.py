@@ -9,7 +9,7 @@ import grpc.aio
 
 from prefixgate.gateway.backoff import Backoff
 from prefixgate.gateway.common_model import CommonModel
-from prefixgate.gateway.errors import NoWorkerError
+from prefixgate.gateway.errors import NoWorkerError, is_being_cancelled
 from prefixgate.gateway.served_model import ServedModel, WorkerRefusedError
 from prefixgate.gateway.worker_events import WorkerEvents
 from prefixgate.gateway.worker_link import WorkerLink
@@ -99,6 +99,9 @@ class WorkerClient:
         while True:
             since = loop.time()
             self._complain(await self._try())
+            if is_being_cancelled():
+                # What it waited for took the cancel for an end of its own, and told of that instead.
+                raise asyncio.CancelledError
             if loop.time() - since > self._backoff.longest:
                 attempt = 0
             await asyncio.sleep(self._backoff.delay(attempt))

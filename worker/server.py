@@ -109,12 +109,19 @@ class WorkerServer:
                 await self._work()
             finally:
                 self._health.close()
-                await server.stop(_LAST_WORDS_SECONDS)
+                await self._end(server)
         finally:
             http.stop()
             beating.cancel()
             await asyncio.to_thread(self._traces.close, _LAST_SPANS_SECONDS)
         return 1 if self._failed.is_set() else 0
+
+    async def _end(self, server: grpc.aio.Server) -> None:
+        """Stop the server. The library waits for every call that anything still refers to, however long that is."""
+        stopping = asyncio.create_task(server.stop(_LAST_WORDS_SECONDS))
+        await asyncio.wait([stopping], timeout=2 * _LAST_WORDS_SECONDS)
+        if not stopping.done():
+            logger.error("The server did not stop within %g seconds and is left behind", 2 * _LAST_WORDS_SECONDS)
 
     async def _work(self) -> None:
         runner = await self._load()
@@ -129,13 +136,13 @@ class WorkerServer:
 
     async def _watch_steps(self) -> None:
         """Fail where a step does not end: its calls would wait for ever, and nothing else would tell."""
-        assert self._engine is not None
-        seconds = self._settings.worker.max_step_seconds
-        await StepWatch(lambda: self._engine and self._engine.current_step, seconds).until_stuck()
+        engine, seconds = self._engine, self._settings.worker.max_step_seconds
+        assert engine is not None
+        await StepWatch(lambda: engine.current_step, seconds).until_stuck()
         logger.critical(
             "A step has run for more than worker.max_step_seconds (%g); giving it up amid\n%s",
             seconds,
-            self._engine.where(),
+            engine.where(),
         )
         self._is_stuck = True
         self._failed.set()
@@ -186,7 +193,7 @@ class WorkerServer:
         server = grpc.aio.server(
             interceptors=[AccessGuard(self._hasher.derive(ACCESS_PURPOSE)), ReadableRequests()], options=SERVER_OPTIONS
         )
-        await self._health.tell(serving=False)
+        self._health.tell(serving=False)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         worker_pb2_grpc.add_WorkerServicer_to_server(self._service, server)
         address = parse_address(self._settings.worker.listen)
@@ -255,7 +262,7 @@ class WorkerServer:
                 Reading(observations, engine.report(), spec.name, cache.block_size, engine.tenant_blocks())
             )
         )
-        await self._health.tell(serving=True)
+        self._health.tell(serving=True)
         self._is_ready = True
         logger.info("Serving %s with %d blocks of %d tokens", spec.name, cache.num_blocks, cache.block_size)
 
@@ -287,7 +294,7 @@ class WorkerServer:
         assert self._engine is not None
         self._is_ready = False
         self._service.drain()
-        await self._health.drain()
+        self._health.drain()
         seconds = self._settings.worker.drain_seconds
         if not self._failed.is_set():
             logger.info("Draining for at most %g seconds", seconds)

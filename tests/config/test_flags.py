@@ -85,6 +85,7 @@ def test_every_setting_can_be_given_as_a_flag() -> None:
         "worker.max_batch_tokens": "8",
         "worker.max_running": "9",
         "worker.max_waiting": "10",
+        "worker.max_step_seconds": "3",
         "worker.drain_seconds": "11",
         "cache.memory": "1MiB",
         "cache.memory_share": "0.5",

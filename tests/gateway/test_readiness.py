@@ -1,10 +1,14 @@
 import asyncio
 import queue
 import threading
+from collections.abc import AsyncIterator, Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Self
 
+import grpc
 import grpc.aio
+import pytest
 from grpc_health.v1 import health
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
@@ -76,6 +80,39 @@ def test_a_server_that_goes_away_is_waited_for_again(tmp_path: Path) -> None:
         second, _ = await start(address, SERVING)
         await ready
         await second.stop(None)
+
+    asyncio.run(asyncio.wait_for(scenario(), GUARD_SECONDS))
+
+
+class ChannelWithoutServer:
+    """A channel that takes a cancel for an end of the call, as a transport can that ends in the same moment."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    def unary_stream(self, *_: object, **__: object) -> Callable[..., AsyncIterator[HealthCheckResponse]]:
+        return self.watch
+
+    async def watch(self, *_: object, **__: object) -> AsyncIterator[HealthCheckResponse]:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise grpc.aio.AioRpcError(grpc.StatusCode.CANCELLED, grpc.aio.Metadata(), grpc.aio.Metadata()) from None
+        yield HealthCheckResponse()
+
+
+def test_who_gives_up_waiting_is_let_go_whatever_the_transport_makes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc.aio, "insecure_channel", lambda *_, **__: ChannelWithoutServer())
+
+    async def scenario() -> None:
+        waiting = asyncio.create_task(until_serving("unix:/none"))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
 
     asyncio.run(asyncio.wait_for(scenario(), GUARD_SECONDS))
 

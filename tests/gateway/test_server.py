@@ -1,6 +1,7 @@
 """The process: what answers in which state, how it drains, and what it does on ports that are taken."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -15,13 +16,14 @@ from grpc_health.v1 import health_pb2
 
 from prefixgate.cache.hashing import BlockHasher
 from prefixgate.config.cache_settings import CacheSettings
+from prefixgate.config.hash_key import HASH_KEY_VARIABLE
 from prefixgate.config.settings import GatewaySettings, Settings, SettingsError
 from prefixgate.gateway.fleet import Fleet
 from prefixgate.gateway.server import GatewayServer
 from prefixgate.gateway.server import run as run_gateway
 from prefixgate.proto import gateway_pb2, gateway_pb2_grpc
 from tests.gateway.fake_worker import HASH_KEY, FakeWorker, serving
-from tests.gateway.rig import Client, collect, gateway, gateway_client, ids_of, prompt, rig, run, tenants
+from tests.gateway.rig import PATIENCE, Client, collect, gateway, gateway_client, ids_of, prompt, rig, run, tenants
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -241,6 +243,68 @@ def test_the_server_has_every_method_of_the_service() -> None:
                 assert code is grpc.StatusCode.INVALID_ARGUMENT
 
     run(test())
+
+
+def test_what_does_not_end_is_left_behind(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    make_server = grpc.aio.server
+
+    def server_that_never_stops(*arguments: Any, **options: Any) -> grpc.aio.Server:
+        server = make_server(*arguments, **options)
+        stop_in_order = server.stop
+
+        async def stop(_: float | None) -> None:
+            await stop_in_order(None)
+            await asyncio.Event().wait()
+
+        server.stop = stop  # type: ignore[method-assign, assignment]
+        return server
+
+    async def follow(_: Fleet) -> None:
+        # Deaf to the first cancel, as a library can make a task.
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(grpc.aio, "server", server_that_never_stops)
+    monkeypatch.setattr(Fleet, "run", follow)
+
+    async def test() -> None:
+        async with gateway("unix:/none"):
+            pass
+
+    run(test())
+    left = [record.getMessage() for record in caplog.records if "left behind" in record.getMessage()]
+    assert len(left) == 2
+    assert left[0].startswith("the server did not end")
+    assert left[1].startswith("what follows the workers did not end")
+
+
+ENDLESS_THREAD = """
+import asyncio, sys, threading
+from prefixgate.gateway.cli import main
+from prefixgate.gateway.server import GatewayServer
+start_in_order = GatewayServer.start
+async def start(server):
+    await start_in_order(server)
+    asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)
+    print("started", flush=True)
+GatewayServer.start = start
+sys.exit(main(["gateway", "--gateway-listen=127.0.0.1:0", "--gateway-http=127.0.0.1:0", "--workers=unix:/none"]))
+"""
+"""A thread that never ends, as one that waits for a name server can be."""
+
+
+def test_a_thread_that_hangs_does_not_keep_the_process_from_ending() -> None:
+    environment = {**os.environ, HASH_KEY_VARIABLE: HASH_KEY.hex()}
+    command = [sys.executable, "-c", ENDLESS_THREAD]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"started\n"
+            process.terminate()
+            assert process.wait(PATIENCE) == 0
+        finally:
+            process.kill()
 
 
 def test_a_gateway_that_can_follow_its_workers_no_more_ends(

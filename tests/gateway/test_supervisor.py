@@ -27,6 +27,12 @@ async def watch():
         say(f"{parts[-1].name}: ready")
 
 async def until(path):
+    if path.name == "deaf":
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                pass
     # It is ready when the file is there.
     while not path.exists():
         await asyncio.sleep(0.01)
@@ -223,6 +229,16 @@ def test_told_to_stop_while_a_part_is_down_it_does_not_start_it_again(
     supervised.process.terminate()
     assert supervised.finish() == 0
     assert "first stops" in supervised.lines
+
+
+def test_what_waits_for_a_part_and_takes_no_cancel_keeps_nobody(
+    supervise: Callable[..., Supervised], tmp_path: Path
+) -> None:
+    supervised = supervise("# ready " + str(tmp_path / "deaf") + waiting("first"), waiting("second"))
+    supervised.read_until("first is", "second is", "watching")
+    supervised.process.terminate()
+    assert supervised.finish() == 0
+    assert "second stops" in supervised.lines
 
 
 def test_a_part_that_ignores_the_signal_is_killed_in_the_end(supervise: Callable[..., Supervised]) -> None:

@@ -38,7 +38,7 @@ async def guarded(folder: Path) -> AsyncIterator[grpc.aio.Channel]:
     await server.start()
     try:
         async with grpc.aio.insecure_channel(f"unix:{folder}/worker.sock") as channel:
-            await health.tell(serving=True)
+            health.tell(serving=True)
             yield channel
     finally:
         health.close()
