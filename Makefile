@@ -20,7 +20,7 @@ venv: .venv/installed ## Install everything into .venv, as pinned in constraints
 	touch $@
 
 # Programs that tests start, each from Debian's package of its name.
-PROGRAMS := prometheus
+PROGRAMS := prometheus chromium
 
 .PHONY: programs
 programs: ## Install the programs that tests start, where this runs as root on Debian
