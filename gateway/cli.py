@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from prefixgate.config.flags import add_flags, overrides_from, settings_from
-from prefixgate.config.settings import SettingsError
+from prefixgate.config.settings import SECTIONS, SettingsError
 from prefixgate.config.version import VERSION
 from prefixgate.gateway.commands.chat import CHAT
 from prefixgate.gateway.commands.command import Command
+from prefixgate.gateway.commands.doctor import DOCTOR
 from prefixgate.gateway.commands.explain import EXPLAIN
 from prefixgate.gateway.commands.generate import GENERATE
 from prefixgate.gateway.commands.pin import PIN
@@ -177,6 +178,7 @@ model files. Gateway and worker need the same hash key (hash_key_file, or the va
     PIN,
     STATS,
     TOP,
+    DOCTOR,
     Command(
         "key",
         _key,
@@ -191,5 +193,6 @@ COMMAND_SETTINGS: Mapping[str, Sequence[str]] = {
     "serve": SERVE_SETTINGS,
     "worker": ("worker", "cache", "tracing.endpoint", "log"),
     "gateway": ("gateway", "limits", "routing", "tracing", "log", "cache.hash_key", "cache.hash_key_file"),
+    "doctor": tuple(SECTIONS),
 }
 """The settings that each command takes as flags: sections, or keys of them."""

@@ -105,6 +105,7 @@ def lines(served: Served) -> list[dict[str, Any]]:
 
 def value(value: AnyValue) -> Any:
     kind = value.WhichOneof("value")
+    assert kind is not None
     return [item.string_value for item in value.array_value.values] if kind == "array_value" else getattr(value, kind)
 
 
