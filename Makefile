@@ -45,6 +45,11 @@ test: venv programs check ## The checks and all tests
 soak: venv programs ## The tests with their full counts; takes long
 	PREFIXGATE_SOAK=1 $(BIN)/pytest --timeout=3600
 
+.PHONY: cudastack
+cudastack: ## Install constraints-cuda.txt into a fresh environment and run the tests on it; 7 GB
+	rm -rf .cache/cudastack
+	.ci/cuda-stack .cache/cudastack
+
 .PHONY: proto
 proto: venv ## Make the Python stubs from the .proto files
 	rm -rf build/stubs && mkdir -p build/stubs

@@ -1,22 +1,38 @@
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import NormalizedName, canonicalize_name
 from packaging.version import Version
 
 from prefixgate.config.version import VERSION
 from tests.project.tree import PACKAGES, ROOT, SUBPACKAGES, project_settings, tracked_files
 
+OF_AN_OLDER_TORCH = {
+    "cuda-bindings",
+    "cuda-pathfinder",
+    "huggingface-hub",
+    "tokenizers",
+    "torch",
+    "transformers",
+    "triton",
+}
+"""What the stack of vllm-flash-attn has in versions of its own."""
 
-def requirements() -> list[Requirement]:
+
+def requirements(*extras: str) -> list[Requirement]:
+    """What the project needs, with the extras of these names; without names with all that go together."""
     project = project_settings()["project"]
-    extras = [line for lines in project["optional-dependencies"].values() for line in lines]
-    return [Requirement(line) for line in [*project["dependencies"], *extras]]
+    optional = project["optional-dependencies"]
+    lines = [line for extra in extras or set(optional) - {"flash"} for line in optional[extra]]
+    return [Requirement(line) for line in [*project["dependencies"], *lines]]
 
 
-def pins() -> dict[NormalizedName, Version]:
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
+def pins(file: str = "constraints.txt") -> dict[NormalizedName, Version]:
+    lines = (ROOT / file).read_text().splitlines()
     pairs = [line.split("==") for line in lines if not line.startswith("#")]
     return {canonicalize_name(name): Version(version) for name, version in pairs}
 
@@ -61,16 +77,28 @@ def test_what_the_gateway_may_use_of_the_cache_brings_nothing_else_of_it() -> No
     assert re.findall(r"^\s*(?:from|import) prefixgate", hashing, re.MULTILINE) == []
 
 
-def test_every_dependency_is_pinned_to_a_version_that_it_may_have() -> None:
-    pinned = pins()
-    asked = {canonicalize_name(requirement.name): requirement.specifier for requirement in requirements()}
+@pytest.mark.parametrize(
+    ("file", "extras"), [("constraints.txt", ()), ("constraints-cuda.txt", ("worker", "cuda", "flash", "otel"))]
+)
+def test_every_dependency_is_pinned_to_a_version_that_it_may_have(file: str, extras: Sequence[str]) -> None:
+    pinned = pins(file)
+    asked: dict[NormalizedName, SpecifierSet] = {}
+    for requirement in requirements(*extras):
+        name = canonicalize_name(requirement.name)
+        asked[name] = asked.get(name, SpecifierSet()) & requirement.specifier
     assert sorted(set(asked) - set(pinned)) == []
     assert {name: pinned[name] for name, specifier in asked.items() if pinned[name] not in specifier} == {}
 
 
+def test_the_stack_of_an_older_torch_differs_in_nothing_else() -> None:
+    usual, older = pins(), pins("constraints-cuda.txt")
+    assert {name for name in set(usual) & set(older) if usual[name] != older[name]} <= OF_AN_OLDER_TORCH
+
+
 def test_pins_name_versions_that_everyone_can_install() -> None:
     # A local version such as "+cpu" exists on one machine or index only.
-    assert {name: version for name, version in pins().items() if version.local} == {}
+    for file in ("constraints.txt", "constraints-cuda.txt"):
+        assert {name: version for name, version in pins(file).items() if version.local} == {}
 
 
 def test_dependencies_are_at_least_as_new_as_the_stubs_demand() -> None:
