@@ -1,7 +1,9 @@
 """Calls that keep coming while a test looks at something else."""
 
+import asyncio
 import contextlib
 import itertools
+import random
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -9,7 +11,9 @@ from dataclasses import dataclass, field
 import grpc
 
 from prefixgate.proto import gateway_pb2, generation_pb2
-from tests.integration.asking import Stream
+from tests.integration.asking import Stream, prompt
+from tests.integration.load import Plan, mixed, run
+from tests.integration.sidecar import KEYS
 from tests.integration.waiting import HANG_SECONDS
 
 Ask = Callable[[int], tuple[gateway_pb2.GenerateRequest, str]]
@@ -52,3 +56,24 @@ def traffic(channel: grpc.Channel, ask: Ask, clients: int, timeout: float = 10 *
                 stream.cancel()
             for thread in threads:
                 thread.join(0.05)
+
+
+@contextlib.contextmanager
+def mixed_traffic(address: str, clients: int) -> Iterator[None]:
+    """Have calls of all kinds come, those that fail for a limit among them, until the block is left."""
+    leaving = threading.Event()
+
+    def plans() -> Iterator[Plan]:
+        rng = random.Random(1)
+        tenants = itertools.cycle(KEYS)
+        for number in itertools.takewhile(lambda _: not leaving.is_set(), itertools.count()):
+            beyond = Plan(prompt("beyond", 1, n=1000), next(tenants), refused=grpc.StatusCode.INVALID_ARGUMENT)
+            yield beyond if number % 10 == 0 else mixed(rng, number)
+
+    thread = threading.Thread(target=lambda: asyncio.run(run(address, plans(), clients)))
+    thread.start()
+    try:
+        yield
+    finally:
+        leaving.set()
+        thread.join()

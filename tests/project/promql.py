@@ -8,8 +8,8 @@ import yaml
 from tests.project.metrics_page import read_page
 from tests.project.tree import ROOT
 
-OF_PROMETHEUS = frozenset({"up"})
-"""What Prometheus adds about each target itself."""
+OF_PROMETHEUS = frozenset({"up", "ALERTS"})
+"""What Prometheus adds itself, about each target and each alert."""
 
 _QUOTED = re.compile(r'"[^"]*"|\{[^}]*\}|\[[^\]]*\]|\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)')
 _NAME = re.compile(r"\b[a-z_][a-z0-9_]*(?::[a-z0-9_:]+)?\b(?!\s*\()", re.IGNORECASE)
