@@ -93,9 +93,16 @@ def test_the_names_are_those_of_the_setting_and_the_reference_comes_last(tmp_pat
     makers = attention_makers(tmp_path, lambda line: None)
     (allowed,) = [kind for entry, kind in setting_fields(WorkerSettings) if entry.name == "attention"]
     assert isinstance(allowed, Choice)
-    assert set(makers) <= set(allowed.choices)
+    assert allowed.choices == ("auto", *makers)
     assert list(makers)[-1] == "sdpa"
     assert isinstance(makers["sdpa"](SHAPE, CPU), SdpaBackend)
+
+
+@pytest.mark.parametrize("name", ["vllm_flash_attn", "triton"])
+def test_what_is_for_gpus_says_so_on_a_cpu(name: str, tmp_path: Path) -> None:
+    make = attention_makers(tmp_path, lambda line: None)[name]
+    with pytest.raises(AttentionUnavailableError, match="it runs on a CUDA device, and the model on cpu"):
+        make(SHAPE._replace(layout=KVLayout(2, 2, 16, torch.float16)), CPU)
 
 
 def test_the_compiled_operator_is_for_cpus() -> None:
