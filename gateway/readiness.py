@@ -27,6 +27,17 @@ async def until_page_ready(http_address: str) -> None:
         await asyncio.sleep(_RETRY_MS / 1000)
 
 
+async def until_page_fails(http_address: str, *, pause: float = 5.0, failures: int = 12) -> None:
+    """Wait until the page /healthz at ``http_address`` has not answered well so many times in a row.
+
+    Not once: whoever is busy, or asked by many, may miss one. A process whose interpreter hangs misses all.
+    """
+    url, failed = f"http://{http_address}/healthz", 0
+    while failed < failures:
+        await asyncio.sleep(pause)
+        failed = 0 if await asyncio.to_thread(_answers, url) else failed + 1
+
+
 def _answers(url: str) -> bool:
     try:
         with urlopen(url, timeout=_ANSWER_SECONDS) as response:

@@ -15,7 +15,7 @@ from prefixgate.config.address import Address, parse_address
 from prefixgate.config.flags import arguments_for, setting_keys
 from prefixgate.config.hash_key import HASH_KEY_VARIABLE, new_hash_key, read_hash_key
 from prefixgate.config.settings import Settings, load_settings
-from prefixgate.gateway.readiness import until_page_ready, until_serving
+from prefixgate.gateway.readiness import until_page_fails, until_page_ready, until_serving
 from prefixgate.gateway.supervisor import Part, Supervisor
 
 SERVE_SETTINGS = tuple(
@@ -83,6 +83,7 @@ def _parts(settings: Settings, config: Path | None, overrides: Mapping[str, str]
             worker,
             settings.worker.drain_seconds + _GRACE_SECONDS,
             until_ready=lambda: until_serving(settings.worker.listen),
+            until_lifeless=lambda: until_page_fails(settings.worker.http),
             restarts=True,
         ),
     ]

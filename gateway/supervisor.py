@@ -29,6 +29,8 @@ class Part:
     """How long it may take to end after SIGTERM before it is killed."""
     until_ready: Callable[[], Coroutine[Any, Any, None]] | None = None
     """Returns when it serves; None for a part of which nobody can tell."""
+    until_lifeless: Callable[[], Coroutine[Any, Any, None]] | None = None
+    """Returns when it hangs for good; it is killed then. Asked once it has served; None where nobody can tell."""
     restarts: bool = False
     """Whether it is started again when it ends by itself, once it has served: one that never got so far would fail
     again for the same reason."""
@@ -171,6 +173,19 @@ class Supervisor:
             seconds = asyncio.get_running_loop().time() - process.started_at
             self._say(f"{running.part.name}: ready again after {seconds:.1f} s")
         running.was_ready.set()
+        if running.part.until_lifeless is not None:
+            await self._kill_when_lifeless(running.part, process, running.part.until_lifeless())
+
+    async def _kill_when_lifeless(self, part: Part, process: ChildProcess, lifeless: Coroutine[Any, Any, None]) -> None:
+        """Make an end of a process that would not come to one by itself, so that its next life can begin."""
+        waiting = asyncio.create_task(lifeless)
+        try:
+            await asyncio.wait({waiting, process.ended}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+        if waiting.done() and not process.ended.done():
+            self._say(f"{part.name} hangs and is killed")
+            process.kill()
 
     async def _end(self, signals: "asyncio.Queue[signal.Signals]", code: int) -> int:
         stopping = asyncio.create_task(self._stop_in_order())

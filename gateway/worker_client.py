@@ -20,6 +20,10 @@ from prefixgate.proto.transport import PROTOCOL_VERSION
 
 logger = logging.getLogger(__name__)
 
+ABSENT = Backoff(first=0.1, longest=0.5)
+"""Between attempts to reach a worker. Short, as one that loads says no at once, and its calls wait for none but us."""
+REFUSED = Backoff(first=0.5, longest=10.0)
+"""Between attempts with one that answered, and with which this gateway cannot work: it sends all of its tokenizer."""
 _DESCRIBE_SECONDS = 30.0
 _LAST_ANSWERS_SECONDS = 1.0
 
@@ -43,6 +47,14 @@ class Probe(NamedTuple):
     """Answers in a row that did not come, after which it is held to hang."""
 
 
+class _Lost(NamedTuple):
+    """How an attempt ended."""
+
+    why: str
+    has_answered: bool = False
+    """Whether there is a worker, with which this gateway cannot work."""
+
+
 class WorkerClient:
     """Keeps the connection to one worker, for as long as ``run`` runs."""
 
@@ -56,7 +68,6 @@ class WorkerClient:
         gateway_name: str,
         on_change: Callable[[], None],
         link: WorkerLink = WorkerLink(),  # noqa: B008  # immutable
-        backoff: Backoff = Backoff(),  # noqa: B008  # immutable
         probe: Probe = Probe(),  # noqa: B008  # immutable
     ) -> None:
         """``common`` says whether the worker may serve, and ``events`` is told what it says of itself.
@@ -70,7 +81,6 @@ class WorkerClient:
         self._gateway_name = gateway_name
         self._on_change = on_change
         self._link = link
-        self._backoff = backoff
         self._probe = probe
         self._connection: Connection | None = None
         self._misses = 0
@@ -98,35 +108,39 @@ class WorkerClient:
         loop, attempt = asyncio.get_running_loop(), 0
         while True:
             since = loop.time()
-            self._complain(await self._try())
+            lost = await self._try()
+            self._complain(lost.why)
             if is_being_cancelled():
                 # What it waited for took the cancel for an end of its own, and told of that instead.
                 raise asyncio.CancelledError
-            if loop.time() - since > self._backoff.longest:
+            backoff = REFUSED if lost.has_answered else ABSENT
+            if loop.time() - since > backoff.longest:
                 attempt = 0
-            await asyncio.sleep(self._backoff.delay(attempt))
+            await asyncio.sleep(backoff.delay(attempt))
             attempt += 1
 
-    async def _try(self) -> str:
+    async def _try(self) -> "_Lost":
         """Serve through the worker until that ends; returns why it did, or why it could not begin."""
         try:
             # A channel for each attempt, so that TLS files that have changed are used by the next one.
             channel = self._link.open(self.address)
             try:
-                return await self._serve(self._link.stub(channel))
+                return _Lost(await self._serve(self._link.stub(channel)))
             finally:
                 # Others may be asking it something; where it is gone they have heard so.
                 await channel.close(_LAST_ANSWERS_SECONDS)
         except TlsError as error:
-            return f"it cannot be reached by TLS: {error}"
+            return _Lost(f"it cannot be reached by TLS: {error}")
         except WorkerRefusedError as error:
-            return f"it is refused: {error}"
+            return _Lost(f"it is refused: {error}", has_answered=True)
         except grpc.aio.AioRpcError as error:
-            return f"it does not answer: {error.code().name}: {error.details()}"
+            answered = error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+            why = f"it does not answer: {error.code().name}: {error.details()}"
+            return _Lost(why, answered)
         except Exception:
             # Whatever a worker sends, this gateway keeps trying: the next worker at this address may be a sound one.
             logger.exception("The worker at %s made the gateway fail", self.address)
-            return "it made the gateway fail"
+            return _Lost("it made the gateway fail", has_answered=True)
 
     async def _serve(self, stub: "worker_pb2_grpc.WorkerAsyncStub") -> str:
         description = await stub.Describe(worker_pb2.DescribeRequest(), timeout=_DESCRIBE_SECONDS, wait_for_ready=True)

@@ -13,7 +13,7 @@ from grpc_health.v1 import health
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
-from prefixgate.gateway.readiness import until_page_ready, until_serving
+from prefixgate.gateway.readiness import until_page_fails, until_page_ready, until_serving
 from prefixgate.proto.transport import SERVER_OPTIONS
 
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
@@ -117,33 +117,66 @@ def test_who_gives_up_waiting_is_let_go_whatever_the_transport_makes_of_it(monke
     asyncio.run(asyncio.wait_for(scenario(), GUARD_SECONDS))
 
 
-def test_a_page_is_ready_when_it_says_so_and_not_before() -> None:
-    is_ready = threading.Event()
-    asked: queue.SimpleQueue[str] = queue.SimpleQueue()
+class Page:
+    """A process's page, which says what the test wants and tells that it was asked."""
 
-    class Page(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            answer = is_ready.is_set()
-            self.send_response(200 if answer else 503)
-            self.end_headers()
-            asked.put(self.path)
+    def __init__(self) -> None:
+        page = self
+        self.is_well = False
+        self.script: list[bool] = []
+        """What is answered first."""
+        self._asked: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-        def log_message(self, *_: object) -> None:
-            """Nobody reads it."""
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                answer = page.script.pop(0) if page.script else page.is_well
+                self.send_response(200 if answer else 503)
+                self.end_headers()
+                page._asked.put(self.path)
 
-    async def scenario() -> None:
+            def log_message(self, *_: object) -> None:
+                """Nobody reads it."""
+
         # Bound and not listening yet: a port where nobody answers.
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Page, bind_and_activate=False)
-        server.server_bind()
-        ready = asyncio.create_task(until_page_ready(f"127.0.0.1:{server.server_port}"))
-        server.server_activate()
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-        thread.start()
-        assert await asyncio.to_thread(asked.get, timeout=GUARD_SECONDS) == "/readyz"
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler, bind_and_activate=False)
+        self._server.server_bind()
+        self.address = f"127.0.0.1:{self._server.server_port}"
+
+    def start(self) -> None:
+        self._server.server_activate()
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    async def asked(self) -> str:
+        return await asyncio.to_thread(self._asked.get, timeout=GUARD_SECONDS)
+
+    async def stop(self) -> None:
+        await asyncio.to_thread(self._server.shutdown)
+        self._server.server_close()
+
+
+def test_a_page_is_ready_when_it_says_so_and_not_before() -> None:
+    async def scenario() -> None:
+        page = Page()
+        ready = asyncio.create_task(until_page_ready(page.address))
+        page.start()
+        assert await page.asked() == "/readyz"
         assert not ready.done()
-        is_ready.set()
+        page.is_well = True
         await ready
-        await asyncio.to_thread(server.shutdown)
-        server.server_close()
+        await page.stop()
+
+    asyncio.run(asyncio.wait_for(scenario(), GUARD_SECONDS))
+
+
+def test_a_page_fails_when_it_has_done_so_several_times_in_a_row() -> None:
+    async def scenario() -> None:
+        page = Page()
+        page.is_well = True
+        page.script = [True, False, False, True, False, False, False]
+        page.start()
+        await until_page_fails(page.address, pause=0.0, failures=3)
+        assert page.script == []
+        assert [await page.asked() for _ in range(7)] == ["/healthz"] * 7
+        await page.stop()
 
     asyncio.run(asyncio.wait_for(scenario(), GUARD_SECONDS))

@@ -37,11 +37,18 @@ async def until(path):
     while not path.exists():
         await asyncio.sleep(0.01)
 
+async def until_taken(path):
+    await until(path)
+    path.unlink()
+
 def part(i, program):
     # A program can say by which file it is known to be ready; it is started again then.
     path = next((pathlib.Path(line[8:]) for line in program.splitlines() if line.startswith("# ready ")), None)
+    # And by which one to hang.
+    hangs = next((pathlib.Path(line[8:]) for line in program.splitlines() if line.startswith("# hangs ")), None)
     return Part(f"part{i}", [sys.executable, "-c", program], 20.0 if "stubborn" not in program else 0.2,
-                (lambda: until(path)) if path else None, restarts=path is not None)
+                (lambda: until(path)) if path else None, (lambda: until_taken(hangs)) if hangs else None,
+                restarts=path is not None)
 
 parts = [part(i, program) for i, program in enumerate(sys.argv[1:])]
 supervisor = Supervisor(parts, os.environ, say)
@@ -208,6 +215,21 @@ def test_a_part_that_dies_after_it_has_served_is_started_again_and_the_rest_live
     supervised.process.terminate()
     assert supervised.finish() == 0
     assert [line for line in supervised.lines if line.endswith("stops")] == ["first stops", "second stops"]
+
+
+def test_a_part_that_hangs_is_killed_and_started_again(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    ready, hangs = tmp_path / "ready", tmp_path / "hangs"
+    program = f"# ready {ready}\n# hangs {hangs}\nimport pathlib\npathlib.Path('{ready}').touch()\n"
+    supervised = supervise(waiting("first"), program + waiting("second"))
+    supervised.read_until("first is", "second is", "part1: ready")
+    hangs.touch()
+    supervised.read_until("part1 hangs and is killed")
+    (said,) = supervised.read_until("part1 ended by itself")
+    assert "signal SIGKILL" in said
+    supervised.read_until("second is", "part1: ready again after")
+    supervised.process.terminate()
+    assert supervised.finish() == 0
+    assert "second stops" in supervised.lines
 
 
 def test_a_part_that_never_served_is_not_started_again(supervise: Callable[..., Supervised], tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from prefixgate.gateway import worker_client
 from prefixgate.gateway.backoff import Backoff
 from prefixgate.proto import worker_pb2
 from prefixgate.proto.transport import PROTOCOL_VERSION, text_digest
@@ -62,6 +63,41 @@ def test_a_gateway_may_start_long_before_its_worker(tmp_path: Path) -> None:
             async with serving(worker, tmp_path / "s"):
                 await worker.sessions.get()
                 await client.until_health(SERVING)
+
+    run(test())
+
+
+NEVER = Backoff(first=1e6, longest=1e6)
+
+
+def test_a_worker_that_loads_is_asked_again_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_client, "REFUSED", NEVER)
+    assert worker_client.ABSENT.longest <= 0.5
+
+    async def test() -> None:
+        worker = FakeWorker()
+        worker.description = None
+        async with serving(worker, tmp_path / "s") as address, gateway(address):
+            for _ in range(4):
+                await worker.described.get()
+            worker.description = describe()
+            await worker.sessions.get()
+
+    run(test())
+
+
+def test_a_worker_that_does_not_fit_is_left_alone_for_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # So soon that the test ends; the other kind of pause never would.
+    monkeypatch.setattr(worker_client, "ABSENT", NEVER)
+    monkeypatch.setattr(worker_client, "REFUSED", Backoff(first=0.01, longest=0.01))
+
+    async def test() -> None:
+        worker = FakeWorker(describe(protocol_version=PROTOCOL_VERSION + 1))
+        async with serving(worker, tmp_path / "s") as address, gateway(address):
+            for _ in range(3):
+                await worker.described.get()
+            worker.description = describe()
+            await worker.sessions.get()
 
     run(test())
 
