@@ -1,8 +1,6 @@
 """The storage of CUDA devices, on this host: its launches run the kernel's own source on a CPU's tensors."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +15,7 @@ from prefixgate.cache.copy_plan import Copy
 from prefixgate.cache.cuda_storage import CudaKVStorage
 from prefixgate.cache.kernel_compiler import KernelUnavailableError
 from prefixgate.cache.kv_storage import KVLayout, TorchKVStorage
+from tests.cache.fake_cuda import FakeCuda
 from tests.cache.host_kernel import InProcessKernel, kernel_text, needs_compiler
 from tests.counts import scaled
 
@@ -24,49 +23,9 @@ LAYOUT = KVLayout(num_layers=2, num_kv_heads=2, head_dim=8, dtype=torch.float16)
 EXAMPLES = scaled(2_000)
 
 
-@dataclass
-class FakeCuda:
-    """Stands in for what the storage uses of ``torch.cuda``, and notes what it was asked for."""
-
-    stream: int = 77
-    current: torch.device | None = None
-    uploads: list[tuple[torch.device, bool]] = field(default_factory=list)
-    """Device and ``non_blocking`` of each transfer from pinned memory."""
-
-    @contextmanager
-    def device(self, device: torch.device) -> Iterator[None]:
-        self.current = device
-        yield
-        self.current = None
-
-    def current_stream(self, device: torch.device) -> SimpleNamespace:
-        assert device == self.current
-        return SimpleNamespace(cuda_stream=self.stream)
-
-    def pin_memory(self, tensor: torch.Tensor) -> "PinnedTensor":
-        assert self.current is not None
-        return PinnedTensor(self, tensor)
-
-
-@dataclass
-class PinnedTensor:
-    """A tensor in pinned memory: it can only be sent to the device."""
-
-    cuda: FakeCuda
-    tensor: torch.Tensor
-
-    def to(self, device: torch.device, *, non_blocking: bool) -> torch.Tensor:
-        self.cuda.uploads.append((device, non_blocking))
-        return self.tensor.clone()
-
-
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    fake = FakeCuda()
-    monkeypatch.setattr(torch.cuda, "device", fake.device)
-    monkeypatch.setattr(torch.cuda, "current_stream", fake.current_stream)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: fake.pin_memory(tensor))
-    return fake
+    return FakeCuda.put_in_place(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -185,10 +144,7 @@ def test_plans_in_a_row_leave_what_torch_leaves(
 ) -> None:
     count, made = drawn
     with pytest.MonkeyPatch.context() as monkeypatch:
-        fake = FakeCuda()
-        monkeypatch.setattr(torch.cuda, "device", fake.device)
-        monkeypatch.setattr(torch.cuda, "current_stream", fake.current_stream)
-        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: fake.pin_memory(tensor))
+        FakeCuda.put_in_place(monkeypatch)
         storage, reference = pair(kernel, count, KVLayout(2, 1, 6, dtype))
         for plan in made:
             storage.copy_blocks(plan)
