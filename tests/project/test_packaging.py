@@ -129,3 +129,29 @@ def test_the_changelog_knows_this_version() -> None:
     headings = re.findall(r"^## \[(.+?)\]", Path(ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert headings[0] == "Unreleased"
     assert VERSION in headings or headings == ["Unreleased"]
+
+
+def test_the_changelog_is_in_order() -> None:
+    _, *releases = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    versions = [re.match(r"\[(.+?)\]", release) for release in releases]
+    numbers = [Version(match[1]) for match in versions if match is not None and match[1] != "Unreleased"]
+    assert numbers == sorted(set(numbers), reverse=True)
+    kinds = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
+    for release in releases:
+        found = re.findall(r"^### (.+)$", release, re.MULTILINE)
+        assert found == [kind for kind in kinds if kind in found]
+
+
+def test_the_version_stands_in_one_place() -> None:
+    code = [path for path in tracked_files() if path.suffix in (".py", ".toml") and path.parent != ROOT / "tests"]
+    holders = [path for path in code if f'"{VERSION}"' in path.read_text()]
+    assert holders == [ROOT / "config" / "version.py"]
+
+
+def test_classifiers_name_the_pythons_that_it_may_have() -> None:
+    project = project_settings()["project"]
+    pythons = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
+    assert pythons == sorted(pythons, key=Version)
+    assert f">={pythons[0]}" == project["requires-python"]
+    # The license is told by its expression; a classifier for it beside that is refused by indexes.
+    assert [name for name in project["classifiers"] if name.startswith("License")] == []
