@@ -7,6 +7,7 @@ nothing else can reach; and then a browser on this machine must not be made to f
 import base64
 import binascii
 import ipaddress
+import re
 from collections.abc import Iterable
 from http import HTTPStatus
 
@@ -18,6 +19,9 @@ _CHALLENGE = {"WWW-Authenticate": 'Basic realm="prefixgate, key of the operator 
 
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 """Headers that only somebody in between writes."""
+
+_HOST = re.compile(r"(?P<name>localhost|[0-9.]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]+)?")
+"""Names of this machine alone, so far as their form tells."""
 
 _OWN_SITES = ("same-origin", "none")
 """What a browser says of a request that its user made, or a page of this very server."""
@@ -79,9 +83,8 @@ def _is_from_here(request: Request) -> bool:
     The name that was asked for counts too: a page of another site can have its own name resolved to this machine, and
     is then, to the browser, a page of this server.
     """
-    host = request.headers.get("host", "")
-    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    is_named = name == "localhost" or _is_loopback(name)
+    host = _HOST.fullmatch(request.headers.get("host", ""))
+    is_named = host is not None and (host["name"] == "localhost" or _is_loopback(host["name"].strip("[]")))
     return is_named and _is_loopback(request.client) and not any(name in request.headers for name in _FORWARDED)
 
 

@@ -147,6 +147,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         """Cleared, it hangs."""
         self.answers.set()
         self.report = gateway_pb2.WorkerStats(incarnation="life-1")
+        self.survey = worker_pb2.WorkerSurvey(incarnation="life-1")
+        self.drawn_map = worker_pb2.PoolMap()
+        """What it adds to its survey where a map is asked for."""
+        self.map_sizes: asyncio.Queue[int] = asyncio.Queue()
+        """Most cells of each map that was asked for."""
         self.reported_tenants: list[str] = []
         self.asked: list[Any] = []
         """What was asked of the cache."""
@@ -174,6 +179,15 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         if request.tenant:  # else a probe
             self.reported_tenants.append(request.tenant)
         return self.report
+
+    async def Survey(self, request: worker_pb2.SurveyRequest, context: Context) -> worker_pb2.WorkerSurvey:
+        if not request.max_cells:
+            return self.survey
+        self.map_sizes.put_nowait(request.max_cells)
+        await self.answers.wait()
+        survey = worker_pb2.WorkerSurvey(map=self.drawn_map)
+        survey.MergeFrom(self.survey)
+        return survey
 
     # Cache control: all is well and nothing is there.
 

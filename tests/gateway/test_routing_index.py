@@ -246,3 +246,18 @@ def test_pressure_is_the_turnover_beside_that_of_all() -> None:
     assert picture.pressures("xyz") == pytest.approx({"x": 1.5, "y": 1.5, "z": 0})
     assert picture.pressures(["x"]) == {"x": 1}
     assert picture.pressures(["stranger"]) == {"stranger": 0}
+
+
+def blocks(tenant: str, numbers: range) -> list[BlockHash]:
+    return [BlockHash(f"{tenant}{number}".encode()) for number in numbers]
+
+
+def test_what_two_workers_both_hold_is_counted_and_of_large_ones_judged_by_a_sample() -> None:
+    picture = index()
+    picture.snapshot("x", "life", 0, {"a": blocks("a", range(6000)), "b": blocks("b", range(10))})
+    picture.snapshot("y", "life", 0, {"a": blocks("a", range(3000, 9000)), "c": blocks("c", range(10))})
+    assert picture.overlap("x", "y", 10_000) == picture.overlap("y", "x", 10_000) == 3000
+    # Half of x's is there too: of 1,000 that are looked for, within six deviations of 500.
+    assert 2400 < picture.overlap("x", "y", 1000) < 3600
+    assert picture.overlap("x", "x", 10_000) == 6010
+    assert picture.overlap("x", "stranger", 10_000) == 0
