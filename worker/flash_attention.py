@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from prefixgate.worker.attention import (
@@ -22,6 +23,7 @@ from prefixgate.worker.attention import (
 )
 from prefixgate.worker.attention_segments import Segment
 from prefixgate.worker.flash_functions import FlashFunctions, Sequences, Weighing, find_flash_functions
+from prefixgate.worker.transfers import upload
 
 DTYPES = (torch.float16, torch.bfloat16)
 MAX_HEAD_DIM = 256
@@ -218,7 +220,9 @@ def _call(step: PackedStep, members: list[tuple[Sequence[int], Segment]], *, cau
         return None
     device = step.positions.device
     width = -(-max(len(segment.block_ids) for _, segment in members) // _TABLE_WIDTH) * _TABLE_WIDTH
-    tables = [[*segment.block_ids, *[0] * (width - len(segment.block_ids))] for _, segment in members]
+    tables = np.zeros((len(members), width), dtype=np.int32)
+    for line, (_, segment) in zip(tables, members, strict=True):
+        line[: len(segment.block_ids)] = segment.block_ids
     tokens: list[int] = []
     ends = [0]
     for rows, _ in members:
@@ -226,15 +230,19 @@ def _call(step: PackedStep, members: list[tuple[Sequence[int], Segment]], *, cau
             tokens.extend(range(view.first, view.first + view.tokens))
         ends.append(len(tokens))
     lengths = [segment.slots for _, segment in members]
+    slot_ends = [0, *itertools.accumulate(lengths)]
+    # One transfer for all of them.
+    parts = [tables.ravel(), *(np.array(part, dtype=np.int32) for part in (lengths, ends, slot_ends))]
+    on_device = torch.split(upload(np.concatenate(parts), device), [part.size for part in parts])
     over = Sequences(
-        torch.tensor(tables, dtype=torch.int32, device=device),
-        torch.tensor(lengths, dtype=torch.int32, device=device),
-        torch.tensor(ends, dtype=torch.int32, device=device),
-        torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=device),
+        on_device[0].view(tables.shape),
+        on_device[1],
+        on_device[2],
+        on_device[3],
         max(stop - start for start, stop in itertools.pairwise(ends)),
         max(lengths),
         causal,
     )
     if tokens == list(range(len(step.positions))):
         return _Call(over, None)
-    return _Call(over, torch.tensor(tokens, dtype=torch.int64, device=device))
+    return _Call(over, upload(np.array(tokens, dtype=np.int64), device))

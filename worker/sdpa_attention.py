@@ -1,10 +1,17 @@
 """The reference backend: torch alone, on any device."""
 
+from collections.abc import Iterator
+
+import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from prefixgate.worker.attention import KEYS, VALUES, PackedStep, RowView, Scoring
 from prefixgate.worker.attention_segments import Segment
+from prefixgate.worker.transfers import upload
+
+MOST_SCORES = 1 << 22
+"""Scores of a head that are held at once, half a gigabyte with 32 heads; as much again while they become weights."""
 
 _LOWEST = torch.finfo(torch.float32).min
 
@@ -17,7 +24,9 @@ class SdpaBackend:
     lets the parts be merged.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_scores: int = MOST_SCORES) -> None:
+        """``most_scores`` bounds what a head's scores take where parts are merged: more slots are taken in turn."""
+        self._most_scores = most_scores
         self._step: PackedStep | None = None
         self._blocks: list[torch.Tensor] = []
         self._tokens: list[torch.Tensor | slice] = []
@@ -26,7 +35,7 @@ class SdpaBackend:
         """Put the segments' block tables and tokens where the step is."""
         device = step.positions.device
         self._step = step
-        self._blocks = [torch.tensor(segment.block_ids, dtype=torch.int64, device=device) for segment in step.segments]
+        self._blocks = [upload(np.array(segment.block_ids, dtype=np.int64), device) for segment in step.segments]
         self._tokens = [_tokens_of(segment, step.rows, device) for segment in step.segments]
 
     def write(self, key: torch.Tensor, value: torch.Tensor, layer: torch.Tensor) -> None:
@@ -63,7 +72,7 @@ class SdpaBackend:
             lse = torch.full(query.shape[:2], float("-inf"), device=query.device)
         else:
             lse = scoring.sinks.float().expand(query.shape[:2]).clone()
-        for segment, blocks, tokens in zip(step.segments, self._blocks, self._tokens, strict=True):
+        for segment, blocks, tokens in self._pieces(step):
             queries = _grouped(query[tokens], layer.shape[3]).float()
             keys, values = (part.float() for part in _gather(layer, blocks, segment.slots))
             scores = queries @ keys.transpose(1, 2) * scoring.scale
@@ -84,6 +93,17 @@ class SdpaBackend:
             lse[tokens] = merged
         return output.to(query.dtype), lse
 
+    def _pieces(self, step: PackedStep) -> Iterator[tuple[Segment, torch.Tensor, torch.Tensor | slice]]:
+        """Cut segments with many tokens and slots along their slots: what comes of a piece is merged like any other."""
+        for segment, blocks, tokens in zip(step.segments, self._blocks, self._tokens, strict=True):
+            count = sum(step.rows[row].tokens for row in segment.rows)
+            num_blocks = max(1, self._most_scores // (count * step.block_size))
+            for first in range(0, len(blocks), num_blocks):
+                before = first * step.block_size
+                slots = min(num_blocks * step.block_size, segment.slots - before)
+                piece = segment._replace(position=segment.position + before, slots=slots)
+                yield piece, blocks[first : first + num_blocks], tokens
+
     def _current(self) -> PackedStep:
         if self._step is None:
             raise RuntimeError("attention was called outside a step")
@@ -96,7 +116,7 @@ def _tokens_of(segment: Segment, rows: list[RowView], device: torch.device) -> t
     if len(views) == 1:
         return slice(views[0].first, views[0].first + views[0].tokens)
     indexes = [index for view in views for index in range(view.first, view.first + view.tokens)]
-    return torch.tensor(indexes, dtype=torch.int64, device=device)
+    return upload(np.array(indexes, dtype=np.int64), device)
 
 
 def _gather(layer: torch.Tensor, blocks: torch.Tensor, slots: int) -> tuple[torch.Tensor, torch.Tensor]:
