@@ -18,7 +18,6 @@ from prefixgate.worker.model_runner import ModelRefusedError
 from prefixgate.worker.native_library import NativeUnavailableError
 from prefixgate.worker.sdpa_attention import SdpaBackend
 from prefixgate.worker.triton_attention import triton_attention
-from prefixgate.worker.triton_attention import triton_attention
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +53,6 @@ def attention_makers(cache: Path, progress: Callable[[str], None]) -> dict[str, 
 
     return {
         "vllm_flash_attn": flash_attention,
-        "triton": triton_attention,
         "triton": triton_attention,
         "cpu": compiled,
         "sdpa": lambda shape, device: SdpaBackend(),
