@@ -1,11 +1,16 @@
 """The dashboards and what provisions them: complete, of names that exist, and where Grafana looks for them."""
 
 import itertools
+import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from tests.project.dashboards import GRAFANA, Query, dashboards, queries
 from tests.project.promql import metric_names, unknown_names
@@ -27,6 +32,13 @@ def test_there_are_three() -> None:
     assert {name: dashboard["uid"] for name, dashboard in DASHBOARDS.items()} == {
         name: f"prefixgate-{name}" for name in DASHBOARDS
     }
+
+
+def test_grafana_has_a_meaning_for_every_field(dashboard: dict[str, Any]) -> None:
+    register_default_plugins()  # the kinds of panels that come with Grafana
+    understood = json.loads(JSONEncoder().encode(Dashboard.from_json(dashboard)))
+    # Fields that Grafana writes itself and its models leave out.
+    assert set(_lost(dashboard, understood)) <= {"builtIn", "definition"}
 
 
 def test_panels_have_a_place_each(dashboard: dict[str, Any]) -> None:
@@ -75,3 +87,18 @@ def test_grafana_finds_its_data_and_the_dashboards_where_the_page_says() -> None
     page = (GRAFANA.parents[1] / "docs" / "monitoring.md").read_text()
     assert f"cp deploy/grafana/dashboards/*.json {providers[0]['options']['path']}/" in page
     assert "PROMETHEUS_URL" in page
+
+
+def _lost(given: Any, understood: Any) -> Iterator[str]:
+    """Name the fields that are not understood as they were given."""
+    if isinstance(given, dict):
+        for name, value in given.items():
+            if name in understood:
+                yield from _lost(value, understood[name])
+            else:
+                yield name
+    elif isinstance(given, list):
+        for one, other in zip(given, understood, strict=True):
+            yield from _lost(one, other)
+    elif given != understood:
+        yield f"{given!r} became {understood!r}"
