@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prefixgate.worker.file_lock import locked
 from prefixgate.worker.model_runner import ModelRefusedError
 
-_VERSION = 2
-"""Part of the folders' names; raised when what is written changes."""
+_VERSION = f"2.{transformers.__version__.partition('.')[0]}"
+"""Part of the folders' names. The first number is raised when what is written changes; the second is the library's,
+whose older generation does not read what the newer one wrote."""
 
 
 def converted_folder(
