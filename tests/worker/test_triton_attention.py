@@ -23,6 +23,7 @@ from prefixgate.worker.attention import (
     PackedStep,
     Scoring,
 )
+from prefixgate.worker.attention_check import check_attention
 from prefixgate.worker.model_runner import Row
 from prefixgate.worker.triton_attention import TritonAttention, triton_attention
 from tests.worker.attention_cases import CPU, KV_HEADS, SCOPE, Case, attend_by_hand, cases
@@ -133,6 +134,17 @@ def test_rows_that_share_a_long_beginning_attend_to_it_together(backend: TritonA
     case.rows[1:] = [Row([0], 640 + 7, [*trunk, *row.block_ids], SCOPE, True) for row in case.rows[1:]]
     assert any(len(segment.rows) == 4 for segment in case.step(share=True).segments)
     check(backend, case)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        AttentionShape(KVLayout(2, 1, 64, torch.float16), 2, windows=True, softcap=True, sinks=True),
+        AttentionShape(KVLayout(2, 1, 40, torch.float32), 3),
+    ],
+)
+def test_it_passes_the_check_before_it_serves(backend: TritonAttention, shape: AttentionShape) -> None:
+    check_attention(backend, shape, CPU)
 
 
 class DecodeBatch:
