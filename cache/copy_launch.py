@@ -17,7 +17,7 @@ MAX_BLOCK_BYTES = (1 << 31) - 1
 
 _MAX_GRID_Y = 65_535
 _THREAD_BLOCKS_PER_PROCESSOR = 64
-"""About ten rounds of what a processor runs at once: the last round, which leaves some idle, is a small part then."""
+"""About a dozen rounds of what one runs at once: the last, which leaves some idle, is a small part of the work then."""
 
 
 @dataclass(frozen=True, slots=True)
