@@ -70,12 +70,7 @@ class Prometheus:
         with log.open("w") as file:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=file)
         try:
-            found = until(
-                lambda: re.search(r'msg="Listening on" address=(\S+)', log.read_text()) or self._process.poll(),
-                "Prometheus listens",
-            )
-            assert isinstance(found, re.Match), log.read_text()
-            self._url = f"http://{found[1]}"
+            self._url = listening(self._process, log)
             until(self._is_ready, "Prometheus is ready")
         except BaseException:
             self.__exit__()
@@ -144,6 +139,16 @@ class Prometheus:
                 return json.load(answer)["data"]
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{parameters}: {error.read().decode()}") from None
+
+
+def listening(process: subprocess.Popen[bytes], log: Path) -> str:
+    """Wait until a Prometheus that logs to a file listens, and return its address."""
+    found = until(
+        lambda: re.search(r'msg="Listening on" address=(\S+)', log.read_text()) or process.poll() is not None,
+        "Prometheus listens",
+    )
+    assert isinstance(found, re.Match), log.read_text()
+    return f"http://{found[1]}"
 
 
 def _host(page: str) -> str:
