@@ -15,6 +15,7 @@ from prefixgate.config.contradictions import contradictions
 from prefixgate.config.kinds import (
     AddressText,
     Choice,
+    Flag,
     Integer,
     Kind,
     NotAllowedError,
@@ -142,6 +143,12 @@ class WorkerSettings:
         Choice(("auto", "vllm_flash_attn", "triton", "cpu", "sdpa")),
         'What computes attention over the pool; "auto" takes the first of these that works for the model on its '
         "device, and says why each before it does not. One that is named and does not work is refused.",
+    )
+    cuda_graphs: bool = setting(
+        True,
+        Flag(),
+        "Whether decode steps are recorded as CUDA graphs, where device and attention can; they then start at once "
+        "instead of kernel by kernel, and take some memory beside the pool.",
     )
     threads: int = setting(0, Integer(0, 1024), "CPU threads for the model; 0 leaves it to torch.", unit="threads")
     max_batch_tokens: int = setting(

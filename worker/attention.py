@@ -7,11 +7,13 @@ A backend reads *written* slots only, by selecting them. Masking is not enough: 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
 from prefixgate.cache.kv_storage import KVLayout
 from prefixgate.worker.attention_segments import Segment, own_segments, shared_segments
 from prefixgate.worker.model_runner import Row
+from prefixgate.worker.transfers import upload
 
 KEYS, VALUES = 0, 1
 """Indexes of keys and values in the pool's ``k|v`` dimension."""
@@ -64,8 +66,19 @@ class Scoring(NamedTuple):
 class PackedStep:
     """The rows of one step laid end to end, with everything that all layers need to know of them."""
 
-    def __init__(self, rows: Sequence[Row], block_size: int, device: torch.device, *, share: bool = True) -> None:
-        """Lay out the rows. ``share`` false leaves blocks that several rows begin with to each of them."""
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        block_size: int,
+        device: torch.device,
+        *,
+        share: bool = True,
+        token_ids: torch.Tensor | None = None,
+    ) -> None:
+        """Lay out the rows. ``share`` false leaves blocks that several rows begin with to each of them.
+
+        ``token_ids``, int64 ``[T]`` on the device, stand for those in the rows.
+        """
         ids: list[int] = []
         positions: list[int] = []
         blocks: list[int] = []
@@ -79,12 +92,14 @@ class PackedStep:
             blocks.extend(row.block_ids[position // block_size] for position in range(row.start, stop))
             self.rows.append(RowView(first, row.start, len(row.token_ids)))
             wanted.extend(range(len(ids) - row.num_logits, len(ids)))
-        self.token_ids = torch.tensor(ids, dtype=torch.int64, device=device)
-        self.positions = torch.tensor(positions, dtype=torch.int64, device=device)
-        self.blocks = torch.tensor(blocks, dtype=torch.int64, device=device)
+        count = len(ids)
+        numbers = upload(np.array([*ids, *positions, *blocks, *wanted], dtype=np.int64), device)
+        self.token_ids = numbers[:count] if token_ids is None else token_ids
+        self.positions = numbers[count : 2 * count]
+        self.blocks = numbers[2 * count : 3 * count]
         """``[T]``: the block of each token's slot."""
         self.offsets = self.positions % block_size
-        self.wanted = torch.tensor(wanted, dtype=torch.int64, device=device)
+        self.wanted = numbers[3 * count :]
         """``[L]``: indexes of the tokens whose logits are wanted."""
         tables, lengths = [row.block_ids for row in rows], [view.length for view in self.rows]
         own = own_segments(tables, lengths, block_size)

@@ -6,7 +6,7 @@ import torch
 from transformers import AttentionInterface
 
 from prefixgate.cache.kv_storage import KVStorage
-from prefixgate.worker.attention import AttentionBackend, PackedStep, Scoring
+from prefixgate.worker.attention import AttentionBackend, DecodeStep, GraphBackend, PackedStep, Scoring
 from prefixgate.worker.model_runner import ModelRefusedError
 
 HARMLESS_ARGUMENTS = frozenset(
@@ -24,7 +24,7 @@ class PagedAttention:
     def __init__(self, storage: KVStorage, backend: AttentionBackend) -> None:
         self.name = f"prefixgate_{id(self):x}"
         """Under this name the library finds it. One of its own for each runner, so that no state is shared."""
-        self.step: PackedStep | None = None
+        self.step: PackedStep | DecodeStep | None = None
         """The step that is being computed."""
         self.layers_called: list[int] = []
         """Layers that attended in this step, in order."""
@@ -37,6 +37,13 @@ class PagedAttention:
         self.step = step
         self.layers_called = []
         self._backend.begin(step)
+
+    def begin_decode(self, step: DecodeStep) -> None:
+        """Set a step that can be recorded. The backend must be one that can, too."""
+        assert isinstance(self._backend, GraphBackend)
+        self.step = step
+        self.layers_called = []
+        self._backend.begin_decode(step)
 
     def __call__(
         self,

@@ -17,13 +17,14 @@ from prefixgate.worker.attention_choice import attention_makers, choose_attentio
 from prefixgate.worker.conversion import cache_folder, converted_folder
 from prefixgate.worker.device_memory import CudaMemory
 from prefixgate.worker.file_digests import FileDigests
+from prefixgate.worker.graph_check import check_graphs
 from prefixgate.worker.largest_step import SCRATCH_BLOCKS, measure_room, run_largest_step
 from prefixgate.worker.limits import Limits
 from prefixgate.worker.model_folder import eos_ids, load_model, load_text, model_fingerprint
 from prefixgate.worker.model_runner import ModelRefusedError, ModelSpec
 from prefixgate.worker.pool_size import Room
 from prefixgate.worker.probe import probe, probe_ids, refuse_moving_rope, stock_logits, survey
-from prefixgate.worker.transformers_runner import TransformersRunner
+from prefixgate.worker.transformers_runner import TransformersRunner, recorder_for
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -76,7 +77,11 @@ def load_pretrained(
         limits = Limits(settings.max_batch_tokens, settings.max_running, settings.max_waiting)
         room = measure_room(lambda: run_largest_step(scratch.forward, limits, spec), CudaMemory(device))
     blocks = pool_blocks(layout, room)
-    runner = TransformersRunner(model, spec, _storage(blocks, layout, device), choice.backend)
+    storage = _storage(blocks, layout, device)
+    record = recorder_for(storage, choice.backend) if settings.cuda_graphs else None
+    runner = TransformersRunner(model, spec, storage, choice.backend, record=record)
+    if device.type == "cuda":
+        progress(check_graphs(runner))
     progress(
         f"{spec.name} is ready on {device}: {sum(p.numel() for p in model.parameters()) / 1e6:.0f} M parameters, "
         f"{blocks:,} blocks of {layout.block_bytes / 1024:.0f} KiB for {blocks * layout.block_size:,} tokens"
@@ -110,7 +115,7 @@ def _device(name: str) -> torch.device:
 
 def _storage(blocks: int, layout: KVLayout, device: torch.device) -> KVStorage:
     try:
-        return TorchKVStorage(blocks, layout, device=device)
+        return TorchKVStorage(blocks, layout, device=device, scratch=device.type == "cuda")
     except RuntimeError as error:  # as torch says that there is no memory, on a CPU without a class of its own
         raise ModelRefusedError(
             f"cache: a pool of {blocks:,} blocks takes {blocks * layout.block_bytes:,} bytes, which {device} does not "

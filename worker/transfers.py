@@ -22,6 +22,12 @@ def upload(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     return host.pin_memory().to(device, non_blocking=True)
 
 
+def refill(target: torch.Tensor, values: npt.NDArray[Any]) -> None:
+    """Overwrite a tensor with an array's numbers, in the device's own time."""
+    host = torch.from_numpy(values)
+    target.copy_(host.pin_memory() if target.device.type == "cuda" else host, non_blocking=True)
+
+
 class Readback:
     """Several tensors on their way to the host, packed into one copy."""
 
@@ -34,7 +40,7 @@ class Readback:
             self._words = torch.empty(packed.shape, dtype=torch.int64, pin_memory=True)
             self._words.copy_(packed, non_blocking=True)
             self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._done.record()
+            self._done.record(torch.cuda.current_stream(packed.device))
         else:
             self._words = packed.cpu()
 

@@ -81,6 +81,7 @@ def test_every_setting_can_be_given_as_a_flag() -> None:
         "worker.device": "cuda:1",
         "worker.dtype": "float16",
         "worker.attention": "sdpa",
+        "worker.cuda_graphs": "false",
         "worker.threads": "7",
         "worker.max_batch_tokens": "8",
         "worker.max_running": "9",
@@ -98,8 +99,13 @@ def test_every_setting_can_be_given_as_a_flag() -> None:
         "cache.blocks": "12",
     }
     assert set(values) == set(setting_keys(ALL))
-    given = [f"{flag_name(*key.split('.'))}={value}" for key, value in values.items() if key != "cache.poison"]
-    overrides = overrides_from(parse([*given, "--poison"]))
+    flags = {key: flag_name(*key.split(".")) for key in values}
+    switches = {"true": "--", "false": "--no-"}
+    given = [
+        flags[key].replace("--", switches[value], 1) if value in switches else f"{flags[key]}={value}"
+        for key, value in values.items()
+    ]
+    overrides = overrides_from(parse(given))
     assert overrides == values
     del overrides["cache.memory"], overrides["cache.memory_share"]
     settings = load_settings(None, overrides)
