@@ -17,7 +17,7 @@ from prefixgate.worker.cache_control import CacheControl
 from prefixgate.worker.engine import Engine
 from prefixgate.worker.limits import Limits
 from prefixgate.worker.logprobs import TokenLogprob
-from prefixgate.worker.model_runner import ModelRunner, ModelSpec, Row
+from prefixgate.worker.model_runner import AheadRunner, ModelRunner, ModelSpec, Row
 from prefixgate.worker.observations import Observations
 from prefixgate.worker.outbox import News
 from prefixgate.worker.request import End, Request, SamplingParams, Usage
@@ -97,6 +97,9 @@ class RecordingRunner:
 
     def forward_ahead(self, rows: Sequence[Row], token_ids: torch.Tensor) -> torch.Tensor:
         self.steps_ahead.append(len(self.steps))
+        if isinstance(self.inner, AheadRunner) and self.inner.is_ahead:
+            self.steps.append([(row.start, len(row.token_ids)) for row in rows])
+            return self.inner.forward_ahead(rows, token_ids)
         known = [row._replace(token_ids=[token]) for row, token in zip(rows, token_ids.tolist(), strict=True)]
         return self.forward(known)
 
