@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers.utils import logging as transformers_logging
 
-from prefixgate.cache.kv_storage import KVLayout, KVStorage, TorchKVStorage
+from prefixgate.cache.kv_storage import KVLayout
 from prefixgate.config.settings import WorkerSettings
 from prefixgate.worker import embedded
 from prefixgate.worker.attention import AttentionBackend
@@ -23,6 +23,7 @@ from prefixgate.worker.limits import Limits
 from prefixgate.worker.model_folder import eos_ids, load_model, load_text, model_fingerprint
 from prefixgate.worker.model_runner import ModelRefusedError, ModelSpec
 from prefixgate.worker.pool_size import Room
+from prefixgate.worker.pool_storage import storage_on
 from prefixgate.worker.probe import probe, probe_ids, refuse_moving_rope, stock_logits, survey
 from prefixgate.worker.transformers_runner import TransformersRunner, recorder_for
 
@@ -46,6 +47,7 @@ def load_pretrained(
     digests = FileDigests(cache / "digests")
     name, folder = _find(settings.model, cache, digests, progress)
     device = _device(settings.device)
+    allocate = storage_on(device, cache)
     progress(f"loading {name} from {folder}")
     model = load_model(folder, device, _dtype(settings.dtype, device))
     refuse_moving_rope(model.config.get_text_config())
@@ -73,11 +75,11 @@ def load_pretrained(
     spec = replace(spec, attention=choice.name)
     room = None
     if device.type == "cuda":
-        scratch = TransformersRunner(model, spec, _storage(SCRATCH_BLOCKS, layout, device), choice.backend)
+        scratch = TransformersRunner(model, spec, allocate(SCRATCH_BLOCKS, layout), choice.backend)
         limits = Limits(settings.max_batch_tokens, settings.max_running, settings.max_waiting)
         room = measure_room(lambda: run_largest_step(scratch.forward, limits, spec), CudaMemory(device))
     blocks = pool_blocks(layout, room)
-    storage = _storage(blocks, layout, device)
+    storage = allocate(blocks, layout)
     record = recorder_for(storage, choice.backend) if settings.cuda_graphs else None
     runner = TransformersRunner(model, spec, storage, choice.backend, record=record)
     if device.type == "cuda":
@@ -111,16 +113,6 @@ def _device(name: str) -> torch.device:
         raise ModelRefusedError(f"worker.device: {name!r}, but there are {torch.cuda.device_count()} CUDA devices")
     # With its number: torch takes "cuda" and "cuda:0" for two devices.
     return torch.device("cuda", int(index or 0))
-
-
-def _storage(blocks: int, layout: KVLayout, device: torch.device) -> KVStorage:
-    try:
-        return TorchKVStorage(blocks, layout, device=device, scratch=device.type == "cuda")
-    except RuntimeError as error:  # as torch says that there is no memory, on a CPU without a class of its own
-        raise ModelRefusedError(
-            f"cache: a pool of {blocks:,} blocks takes {blocks * layout.block_bytes:,} bytes, which {device} does not "
-            f"have: {error}"
-        ) from error
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype | None:
