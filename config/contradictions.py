@@ -17,6 +17,11 @@ def contradictions(settings: "Settings") -> Iterator[str]:
         yield f"cache.memory_share ({cache.memory_share}) and cache.{other}: only one of both sets the pool's size"
     if cache.hash_key and cache.hash_key_file:
         yield "cache.hash_key and cache.hash_key_file: only one of both names the key"
+    if settings.limits.max_prompt_bytes is not None and settings.limits.max_prompt_bytes > gateway.max_message_bytes:
+        yield (
+            f"limits.max_prompt_bytes ({settings.limits.max_prompt_bytes}) is more than gateway.max_message_bytes "
+            f"({gateway.max_message_bytes}), in which a prompt must come"
+        )
     yield from _incomplete_tls("gateway.tls", gateway.tls_cert, gateway.tls_key, gateway.tls_client_ca)
     yield from _incomplete_tls("worker.tls", worker.tls_cert, worker.tls_key, worker.tls_client_ca)
     yield from _half_a_pair("gateway.worker_client", gateway.worker_client_cert, gateway.worker_client_key)

@@ -1,9 +1,12 @@
 """Limits: what calls may ask for, all tenants together and each by itself."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from prefixgate.config.kinds import Integer, Size
 from prefixgate.config.setting import setting
+
+MAX_MESSAGE_BYTES = 64 << 20
+"""Of both hops and both ways; what clients may send can be bounded to less."""
 
 MAX_STOPS = 16
 MAX_LOGIT_BIASES = 1024
@@ -34,7 +37,13 @@ class LimitSettings:
         "prompt and its longest outputs when it begins, and gets back at its end what it did not use.",
         unit="tokens",
     )
-    max_concurrent_calls: int | None = setting(None, Integer(1, 1 << 20), "Calls at the same time.", unit="calls")
+    max_concurrent_calls: int | None = setting(
+        4096,
+        Integer(1, 1 << 20),
+        "Calls at the same time: 4096 of all tenants together, and 1024 of each, where nothing else is set. Of one "
+        "connection 1024 are taken at the same time, and others wait at their client.",
+        unit="calls",
+    )
     # Ids travel to the worker in up to 4 bytes each, at most one for each byte of text, in one message of 64 MiB.
     max_prompt_bytes: int | None = setting(4 << 20, Size(1, 15 << 20), "Longest prompt text of a call.", unit="bytes")
     max_prompt_tokens: int | None = setting(
@@ -53,4 +62,8 @@ class LimitSettings:
 
 
 NO_LIMITS = LimitSettings(**{entry.name: None for entry in fields(LimitSettings)})
-"""Of a tenant that has none of its own."""
+"""No bound at all."""
+
+TENANT_LIMITS = replace(NO_LIMITS, max_concurrent_calls=1024)
+"""Of a tenant that has none of its own. A quarter of what all may have at once, so that one who floods the gateway
+leaves room for others, and memory for everybody."""

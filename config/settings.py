@@ -20,11 +20,12 @@ from prefixgate.config.kinds import (
     Kind,
     NotAllowedError,
     Number,
+    Size,
     Text,
     TextList,
     WorkerAddresses,
 )
-from prefixgate.config.limit_settings import NO_LIMITS, LimitSettings
+from prefixgate.config.limit_settings import MAX_MESSAGE_BYTES, TENANT_LIMITS, LimitSettings
 from prefixgate.config.log_settings import LogSettings
 from prefixgate.config.routing_settings import RoutingSettings
 from prefixgate.config.setting import setting
@@ -88,6 +89,19 @@ class GatewaySettings:
         "",
         _PATH,
         "File with the authorities, PEM, one of which must have signed the certificate that each client shows.",
+    )
+    max_message_bytes: int = setting(
+        MAX_MESSAGE_BYTES,
+        Size(1 << 16, MAX_MESSAGE_BYTES),
+        "Longest message that a client may send. Whatever it is, the hop to the workers takes every message that came "
+        "in here.",
+        unit="bytes",
+    )
+    insecure_workers: bool = setting(
+        False,
+        Flag(),
+        "Reach workers on other machines without TLS too. Prompts, answers and the proof that makes a gateway one then "
+        "travel in the clear: for networks that encrypt by themselves.",
     )
     worker_ca: str = setting(
         "",
@@ -172,6 +186,11 @@ class WorkerSettings:
         unit="seconds",
     )
     drain_seconds: float = setting(30.0, _SECONDS, "Time that live calls get to finish after SIGTERM.", unit="seconds")
+    insecure_listen: bool = setting(
+        False,
+        Flag(),
+        "Listen where other machines reach it without TLS too; as gateway.insecure_workers.",
+    )
     tls_cert: str = setting(
         "", _PATH, "File with the server's certificate chain, PEM. Set with tls_key; calls then need TLS."
     )
@@ -215,7 +234,7 @@ class TenantSettings:
         "The tenant's part beside others: of computed tokens, of the blocks that no floor covers, and of the queue. A "
         "tenant of weight 2 gets twice as much as one of weight 1 where both want more than there is.",
     )
-    limits: LimitSettings = NO_LIMITS
+    limits: LimitSettings = TENANT_LIMITS
     """A table of its own, with the keys of [limits]."""
 
 
@@ -342,7 +361,7 @@ def _read_tenants(value: object) -> dict[str, TenantSettings]:
         own = dict(_table(f"tenants.{name}", table))
         limits = _read_section(f"tenants.{name}.limits", LimitSettings, own.pop("limits", {}))
         tenant = TenantSettings(
-            **_read_section(f"tenants.{name}", TenantSettings, own), limits=replace(NO_LIMITS, **limits)
+            **_read_section(f"tenants.{name}", TenantSettings, own), limits=replace(TENANT_LIMITS, **limits)
         )
         if not (tenant.api_keys or tenant.certificates):
             raise SettingsError(

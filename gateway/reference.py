@@ -10,6 +10,7 @@ from typing import Any
 
 from prefixgate.config.flags import flag_name, format_default, setting_keys
 from prefixgate.config.hash_key import HASH_KEY_VARIABLE
+from prefixgate.config.limit_settings import TENANT_LIMITS
 from prefixgate.config.settings import SECTIONS, TenantSettings, setting_fields
 from prefixgate.gateway.cli import COMMAND_SETTINGS, COMMANDS
 from prefixgate.gateway.commands.connection import API_KEY_VARIABLE
@@ -43,7 +44,7 @@ A name is 1 to 64 of `a-z`, `0-9`, `-`, `_` and `.`; `other` is taken. Without a
 needs no key; the gateway then refuses to listen where other machines could reach it. Clients send the metadata
 `authorization: Bearer KEY`, or show a certificate; a tenant has api_keys, certificates or both (`docs/security.md`).
 `[tenants.NAME.limits]` has the keys of `[limits]`, each for the tenant alone; what it does not name is not limited
-there. There are no flags for tenants.
+there, but for max_concurrent_calls ({TENANT_LIMITS.max_concurrent_calls}). There are no flags for tenants.
 """
 
 _ENVIRONMENT = f"""\

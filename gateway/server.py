@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2_grpc
 from prefixgate.cache.hashing import BlockHasher
 from prefixgate.config.address import Address, parse_address
 from prefixgate.config.hash_key import require_hash_key
-from prefixgate.config.limit_settings import NO_LIMITS, LimitSettings
+from prefixgate.config.limit_settings import NO_LIMITS, TENANT_LIMITS, LimitSettings
 from prefixgate.config.settings import Settings, SettingsError, TenantSettings
 from prefixgate.gateway.auth import Authenticator
 from prefixgate.gateway.cache_control import CacheControl
@@ -59,7 +59,7 @@ from prefixgate.proto.health import Health
 from prefixgate.proto.http_server import Check, HttpServer
 from prefixgate.proto.metrics_page import MetricsPage
 from prefixgate.proto.pulse import Pulse
-from prefixgate.proto.transport import SERVER_OPTIONS
+from prefixgate.proto.transport import client_facing
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class GatewayServer:
             CacheControl(self._fleet, encoder),
             Warmer(self._fleet, encoder, metrics),
         )
-        self._server = grpc.aio.server(interceptors=[guard], options=SERVER_OPTIONS)
+        self._server = grpc.aio.server(interceptors=[guard], options=client_facing(gateway.max_message_bytes))
         gateway_pb2_grpc.add_GatewayServicer_to_server(service, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self.address = listen(self._server, settings)
@@ -254,7 +254,7 @@ def _max_prompt_bytes(settings: Settings) -> int:
 
 def _own_limits(tenants: Mapping[str, TenantSettings]) -> dict[str, LimitSettings]:
     """List who can call, each with limits of its own."""
-    return {name: tenant.limits for name, tenant in tenants.items()} or {LOCAL_TENANT: NO_LIMITS}
+    return {name: tenant.limits for name, tenant in tenants.items()} or {LOCAL_TENANT: TENANT_LIMITS}
 
 
 def run(

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import grpc.aio
 
-from prefixgate.config.address import parse_address
-from prefixgate.config.settings import GatewaySettings
+from prefixgate.config.address import parse_address, parse_worker_address
+from prefixgate.config.settings import GatewaySettings, SettingsError
 from prefixgate.proto import worker_pb2_grpc
 from prefixgate.proto.access import proving
 from prefixgate.proto.tls import client_credentials
@@ -46,7 +46,16 @@ class WorkerLink:
 
 
 def link_of(gateway: GatewaySettings, secret: bytes) -> WorkerLink:
-    """Read the link from the settings."""
+    """Read the link from the settings. Raises SettingsError where it would leave this machine in the clear."""
+    if not (gateway.worker_ca or gateway.insecure_workers):
+        for text in gateway.workers:
+            worker = parse_worker_address(text)
+            if worker.is_name or not worker.address.is_local:
+                raise SettingsError(
+                    f"gateway.workers: {text} is on another machine, and gateway.worker_ca is not set: prompts, "
+                    "answers and the proof that makes a gateway one would travel in the clear. Set up TLS, or "
+                    "gateway.insecure_workers = true where the network encrypts by itself"
+                )
     return WorkerLink(
         secret, gateway.worker_ca, gateway.worker_client_cert, gateway.worker_client_key, gateway.worker_tls_name
     )

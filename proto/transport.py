@@ -45,6 +45,16 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 """For every server."""
 
 
+MAX_STREAMS = 1024
+"""Calls at the same time on one connection of a client, who is no part of the system; others wait at the client."""
+
+
+def client_facing(max_message_bytes: int) -> tuple[tuple[str, int], ...]:
+    """Make the options of a server that clients call, of whom no message may be longer than that."""
+    own = {"grpc.max_receive_message_length": max_message_bytes, "grpc.max_concurrent_streams": MAX_STREAMS}
+    return tuple({**dict(SERVER_OPTIONS), **own}.items())
+
+
 def text_digest(tokenizer: bytes, chat_template: str) -> bytes:
     """Digest the text assets of a model: SHA-256 over both, each framed by its length in 8 little-endian bytes."""
     digest = hashlib.sha256()

@@ -217,11 +217,11 @@ class WorkerServer:
                 return server.add_secure_port(str(address), ServerCertificates(files).credentials())
             except TlsError as error:
                 raise SettingsError(f"worker.tls_cert: {error}") from error
-        if not address.is_local:
-            logger.warning(
-                "worker.listen: %s can be reached by other machines without TLS: prompts, answers and the proof that "
-                "makes a gateway one travel in the clear",
-                address,
+        if not (address.is_local or worker.insecure_listen):
+            raise SettingsError(
+                f"worker.listen: {address} can be reached by other machines, and worker.tls_cert is not set: prompts, "
+                "answers and the proof that makes a gateway one would travel in the clear. Set up TLS, or "
+                "worker.insecure_listen = true where the network encrypts by itself"
             )
         return server.add_insecure_port(str(address))
 

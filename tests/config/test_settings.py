@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from prefixgate.config.cache_settings import CacheSettings
-from prefixgate.config.limit_settings import NO_LIMITS, LimitSettings
+from prefixgate.config.limit_settings import TENANT_LIMITS, LimitSettings
 from prefixgate.config.settings import (
     SECTIONS,
     Settings,
@@ -81,7 +81,10 @@ def test_the_file_is_read_and_a_flag_wins_over_it(write: Writer) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[cach]\nblocks = 4", ["cach:", "did you mean cache?", "gateway, worker, cache, limits, routing, tracing, log, tenants"]),
+        (
+            "[cach]\nblocks = 4",
+            ["cach:", "did you mean cache?", "gateway, worker, cache, limits, routing, tracing, log, tenants"],
+        ),
         ("[cache]\nblock = 4", ["cache.block:", "did you mean cache.blocks?", "memory, blocks"]),
         ("blocks = 4", ["blocks:", "known here: gateway"]),
         ("cache = 4", ["cache: 4", "must be a table", "[cache]"]),
@@ -189,7 +192,7 @@ def test_a_cap_below_the_floor_is_refused_with_both(write: Writer) -> None:
     assert refusal(path) == "tenants.acme.cap_blocks: 9 is below floor_blocks (10)"
 
 
-def test_a_tenant_has_no_limits_but_those_that_it_names(write: Writer) -> None:
+def test_a_tenant_has_the_limits_that_it_names_and_a_bound_on_its_calls_at_the_same_time(write: Writer) -> None:
     path = write(
         f"""
         [limits]
@@ -204,9 +207,9 @@ def test_a_tenant_has_no_limits_but_those_that_it_names(write: Writer) -> None:
     )
     settings = load_settings(path, {"limits.max_concurrent_calls": "7"})
     assert settings.limits == LimitSettings(max_outputs=4, max_concurrent_calls=7)
-    assert settings.tenants["acme"].limits == replace(NO_LIMITS, requests_per_minute=60)
+    assert settings.tenants["acme"].limits == replace(TENANT_LIMITS, requests_per_minute=60)
     assert settings.tenants["acme"].certificates == ("dns:acme.example", "subject:CN=acme,O=Example")
-    assert settings.tenants["zenith"].limits == NO_LIMITS
+    assert settings.tenants["zenith"].limits == TENANT_LIMITS
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ def test_a_worker_that_is_named_no_more_ends_what_it_has_and_can_come_back(
         async with (
             serving(both[0], tmp_path / "0") as one,
             serving(both[1], tmp_path / "1") as other,
-            gateway("dns:workers:1") as running,
+            gateway("dns:workers:1", insecure_workers=True) as running,
             gateway_client(running) as client,
         ):
             assert await code_of(client.stub.Complete(prompt("hi"))) is UNAVAILABLE
@@ -264,7 +264,7 @@ def test_every_call_ends_whatever_workers_come_and_go(tmp_path: Path, monkeypatc
             until.set()
             await task
 
-        async with gateway("dns:workers:1") as running, gateway_client(running) as client:
+        async with gateway("dns:workers:1", insecure_workers=True) as running, gateway_client(running) as client:
             for number in range(3):
                 start(number)
             await client.until_health(1)

@@ -11,10 +11,10 @@ from google.rpc.error_details_pb2 import BadRequest, QuotaFailure, RetryInfo  # 
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
 from prefixgate.config.limit_settings import NO_LIMITS
-from prefixgate.proto import gateway_pb2, generation_pb2
+from prefixgate.proto import gateway_pb2, generation_pb2, transport
 from tests.counts import scaled
 from tests.gateway.fake_worker import LENGTH, FakeCall
-from tests.gateway.rig import Rig, chat, collect, prompt, rig, run, tenants
+from tests.gateway.rig import Rig, chat, collect, gateway_client, prompt, rig, run, tenants
 from tests.gateway.test_token_bucket import Clock
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -383,5 +383,41 @@ def test_computing_a_prompt_into_the_cache_is_charged_like_any_prompt() -> None:
             await call.end(prompt_tokens=10, cached_tokens=4)
             await reading
             assert await r.metric(CHARGED) == 6
+
+    run(test())
+
+
+def test_a_message_that_is_too_long_is_refused_and_the_next_call_is_answered() -> None:
+    async def test() -> None:
+        async with rig(max_message_bytes=1 << 20, max_prompt_bytes=1 << 19) as r:
+            long = gateway_pb2.TokenizeRequest(prompt="x" * ((1 << 20) + 1))
+            assert (await refused(r.stub.Tokenize(long))).code() is EXHAUSTED
+            assert (await r.stub.Tokenize(gateway_pb2.TokenizeRequest(prompt="hi"))).token_ids
+
+    run(test())
+
+
+def test_of_one_connection_so_many_calls_are_taken_and_the_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "MAX_STREAMS", 3)
+
+    async def test() -> None:
+        async with rig() as r:
+            asking = [asyncio.create_task(collect(r.stub.Generate(prompt(str(number))))) for number in range(5)]
+            calls = [await r.next_call() for _ in range(3)]
+            # One more than can be at the gateway, by another connection: it is not kept waiting.
+            async with gateway_client(r.server) as other:
+                asking.append(asyncio.create_task(collect(other.stub.Generate(prompt("other")))))
+                calls.append(await r.next_call())
+                assert await r.metric("prefixgate_gateway_live_calls") == 4
+                for _ in range(2):
+                    await answer(calls.pop(0))
+                    calls.append(await r.next_call())
+                for call in calls:
+                    await answer(call)
+                assert all([(await one)[-1].HasField("completion") for one in asking])
+
+    async def answer(call: FakeCall) -> None:
+        await call.send((0, [65], LENGTH))
+        await call.end()
 
     run(test())

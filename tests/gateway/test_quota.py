@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefixgate.config.limit_settings import NO_LIMITS, LimitSettings
+from prefixgate.config.settings import TenantSettings
 from prefixgate.gateway.errors import CallError, QuotaError
 from prefixgate.gateway.quota import Charge, Quotas
 from tests.gateway.test_token_bucket import Clock
@@ -225,3 +226,18 @@ def _close(charge: Charge, whole: int, end: str) -> int:
     used = charge.close(by_client=end == "cancelled")
     assert used == whole if end != "failed" else used <= whole
     return used
+
+
+def test_without_a_word_from_the_operator_nobody_takes_all_calls_at_the_same_time() -> None:
+    own = TenantSettings().limits.max_concurrent_calls
+    shared = LimitSettings().max_concurrent_calls
+    assert own is not None
+    assert shared is not None
+    names = [f"tenant-{number}" for number in range(shared // own + 1)]
+    quota = quotas(Clock(), LimitSettings(), **{name: TenantSettings().limits for name in names})
+    for name in names[:-1]:
+        for _ in range(own):
+            quota.enter(name)
+        # Its own bound, while there is room for others.
+        assert f"limits.max_concurrent_calls of tenant {name}" in str(refused(quota.enter, name))
+    assert "limits.max_concurrent_calls of all tenants" in str(refused(quota.enter, names[-1]))

@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 from cryptography import x509
 
-from prefixgate.config.settings import GatewaySettings
+from prefixgate.config.settings import GatewaySettings, SettingsError
 from prefixgate.gateway.worker_link import WorkerLink, link_of
 from prefixgate.proto import worker_pb2, worker_pb2_grpc
 from prefixgate.proto.access import AccessGuard
@@ -48,6 +48,16 @@ async def describe(link: WorkerLink, address: str) -> str:
 
 def files(pair: Pair, client_ca: Path | None = None) -> ServerFiles:
     return ServerFiles(str(pair.certificate), str(pair.key), str(client_ca or ""))
+
+
+@pytest.mark.parametrize("worker", ["dns:workers.example:8060", "10.0.0.7:8060", "worker.example:8060"])
+def test_workers_on_other_machines_are_reached_by_tls_or_by_the_operators_word(worker: str) -> None:
+    with pytest.raises(SettingsError, match="insecure_workers") as refused:
+        link_of(GatewaySettings(workers=("unix:/a", worker)), SECRET)
+    assert worker in str(refused.value)
+    link_of(GatewaySettings(workers=(worker,), worker_ca="/ca.pem"), SECRET)
+    link_of(GatewaySettings(workers=(worker,), insecure_workers=True), SECRET)
+    link_of(GatewaySettings(workers=("unix:/a", "127.0.0.1:1", "[::1]:1", "localhost:1")), SECRET)
 
 
 def test_each_call_shows_the_proof_also_on_a_unix_socket(tmp_path: Path) -> None:

@@ -6,13 +6,23 @@ import hashlib
 import grpc.aio
 import pytest
 
-from prefixgate.proto.transport import CHANNEL_OPTIONS, MAX_MESSAGE_BYTES, SERVER_OPTIONS, text_digest
+from prefixgate.config import limit_settings
+from prefixgate.config.settings import GatewaySettings
+from prefixgate.proto.transport import CHANNEL_OPTIONS, MAX_MESSAGE_BYTES, SERVER_OPTIONS, client_facing, text_digest
 
 
 def test_both_ends_take_messages_of_one_size() -> None:
     for options in (dict(CHANNEL_OPTIONS), dict(SERVER_OPTIONS)):
         sizes = options["grpc.max_send_message_length"], options["grpc.max_receive_message_length"]
         assert sizes == (MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES)
+
+
+def test_what_a_client_may_send_can_be_bounded_to_less_and_the_hop_behind_takes_all_of_it() -> None:
+    options = dict(client_facing(1 << 20))
+    assert options["grpc.max_receive_message_length"] == 1 << 20
+    assert {**dict(SERVER_OPTIONS), **options} == options
+    # The settings, which know nothing of the transport, allow no more.
+    assert GatewaySettings().max_message_bytes == limit_settings.MAX_MESSAGE_BYTES == MAX_MESSAGE_BYTES
 
 
 def test_a_server_bears_the_pings_that_a_channel_sends() -> None:

@@ -284,6 +284,20 @@ def test_an_address_in_use_is_refused_by_its_settings_name(what: str) -> None:
     asyncio.run(scenario())
 
 
+def test_a_worker_does_not_listen_where_others_could_read_along_unless_it_is_told_to() -> None:
+    async def scenario() -> None:
+        with pytest.raises(SettingsError, match=r"worker\.listen: 0\.0\.0\.0:0 .*insecure_listen"):
+            await WorkerServer(settings("0.0.0.0:0"), KEY).run()
+        told = WorkerServer(settings("0.0.0.0:0", insecure_listen=True), KEY)
+        running = asyncio.create_task(told.run())
+        # Whether it has listened by then or not, it does not refuse.
+        told.stop()
+        async with asyncio.timeout(HANG_SECONDS):
+            assert await running == 0
+
+    asyncio.run(scenario())
+
+
 def test_a_model_that_is_refused_ends_the_worker_with_the_reason() -> None:
     async def scenario() -> None:
         async with running(model="witness:eos_evry=3") as worker:
