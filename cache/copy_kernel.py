@@ -1,14 +1,16 @@
 """The copy kernel on one device: compiled, loaded, and launched once for each plan."""
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from prefixgate.cache.copy_launch import THREADS, CopyLaunch
-from prefixgate.cache.kernel_compiler import KernelUnavailableError, compiled, require_library
+from prefixgate.cache.kernel_compiler import KernelUnavailableError, compiled
 
 SOURCE = Path(__file__).parent / "cuda" / "copy_blocks.cu"
+DRIVER = "libcuda.so.1"
 
 
 class CopyKernel(Protocol):
@@ -59,7 +61,7 @@ def load_copy_kernel(device_index: int, folder: Path) -> DeviceCopyKernel:
     ``folder`` is where compiled code is kept. Raises KernelUnavailableError, which says what is missing: cuda-core, the
     driver, a device, or a compiler that knows the device.
     """
-    require_library("cuda", "the NVIDIA driver")
+    _require_driver()
     try:
         from cuda.core import Device, ObjectCode
     except ImportError as error:
@@ -75,3 +77,14 @@ def load_copy_kernel(device_index: int, folder: Path) -> DeviceCopyKernel:
         return DeviceCopyKernel(processors, ObjectCode.from_cubin(code, name=SOURCE.stem).get_kernel)
     except Exception as error:
         raise KernelUnavailableError(f"the driver does not load code for sm_{arch}: {error}") from error
+
+
+def _require_driver() -> None:
+    """Raise KernelUnavailableError where there is none.
+
+    Asked before cuda.core is, whose second call hangs after a first one that did not find the driver.
+    """
+    try:
+        ctypes.CDLL(DRIVER)
+    except OSError as error:
+        raise KernelUnavailableError(f"the NVIDIA driver is not found: {error}") from error

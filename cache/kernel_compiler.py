@@ -18,22 +18,6 @@ class KernelUnavailableError(Exception):
     """A kernel cannot be had on this machine; the text says what is missing."""
 
 
-def require_library(name: str, need: str) -> None:
-    """Raise KernelUnavailableError unless a library of CUDA can be loaded.
-
-    Asked before anything that loads it on the way: the bindings hang in the second call after a first one that did
-    not find the driver.
-    """
-    try:
-        from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
-    except ImportError as error:
-        raise KernelUnavailableError(f"cuda-core is not installed: pip install 'prefixgate[cuda]' ({error})") from error
-    try:
-        load_nvidia_dynamic_lib(name)
-    except DynamicLibNotFoundError as error:
-        raise KernelUnavailableError(f"{need} is not found: {error}") from error
-
-
 def compiled(source: Path, arch: str, folder: Path) -> bytes:
     """Return the machine code of a source file for an architecture such as ``"90"``, from the folder or newly made.
 
@@ -42,7 +26,7 @@ def compiled(source: Path, arch: str, folder: Path) -> bytes:
     start together at worst compile the same twice. A folder that cannot be written costs a second at each start and
     nothing else. Raises KernelUnavailableError.
     """
-    require_library("nvrtc", "the CUDA compiler library (pip install nvidia-cuda-nvrtc)")
+    _require_compiler()
     text = source.read_text(encoding="utf-8")
     version = _compiler_version()
     key = hashlib.sha256("\0".join([text, arch, version]).encode()).hexdigest()[:32]
@@ -57,13 +41,29 @@ def compiled(source: Path, arch: str, folder: Path) -> bytes:
 
 def supported_archs() -> list[int]:
     """List the architectures that the compiler at hand makes code for, such as 90. Raises KernelUnavailableError."""
-    require_library("nvrtc", "the CUDA compiler library (pip install nvidia-cuda-nvrtc)")
+    _require_compiler()
     from cuda.bindings import nvrtc
 
     result, archs = nvrtc.nvrtcGetSupportedArchs()
     if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise KernelUnavailableError(f"the CUDA compiler library does not answer: {result}")
     return [int(arch) for arch in archs]
+
+
+def _require_compiler() -> None:
+    """Raise KernelUnavailableError unless the compiler can be loaded, before the bindings fail on it in their words."""
+    try:
+        from cuda.bindings import nvrtc  # noqa: F401
+        from cuda.core import Program  # noqa: F401
+        from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
+    except ImportError as error:
+        raise KernelUnavailableError(f"cuda-core is not installed: pip install 'prefixgate[cuda]' ({error})") from error
+    try:
+        load_nvidia_dynamic_lib("nvrtc")
+    except DynamicLibNotFoundError as error:
+        raise KernelUnavailableError(
+            f"the CUDA compiler library is not found: pip install nvidia-cuda-nvrtc ({error})"
+        ) from error
 
 
 def _compiler_version() -> str:

@@ -4,13 +4,13 @@ import logging
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from prefixgate.cache import copy_kernel
 from prefixgate.cache.copy_kernel import SOURCE, load_copy_kernel
 from prefixgate.cache.copy_launch import ACCESSES_IN_FLIGHT, THREADS
-from prefixgate.cache.kernel_compiler import KernelUnavailableError, compiled, require_library, supported_archs
+from prefixgate.cache.kernel_compiler import KernelUnavailableError, compiled, supported_archs
 from tests.cache.machine_code import inspect
 
 ARCHS = ("80", "86", "89", "90", "100", "120")
@@ -162,36 +162,33 @@ def test_what_does_not_compile_is_told_with_its_line(small: Path, archs: list[st
     assert [path.name for path in tmp_path.iterdir()] == ["small.cu"]
 
 
-def missing(monkeypatch: pytest.MonkeyPatch, library: str) -> None:
-    """Let one of CUDA's libraries not be found."""
+def test_a_missing_compiler_is_named(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from cuda import pathfinder
 
-    load = pathfinder.load_nvidia_dynamic_lib
+    def find_nothing(name: str) -> None:
+        raise pathfinder.DynamicLibNotFoundError(f"no {name} anywhere")
 
-    def without(name: str) -> Any:
-        if name == library:
-            raise pathfinder.DynamicLibNotFoundError(f"no {name} anywhere")
-        return load(name)
-
-    monkeypatch.setattr(pathfinder, "load_nvidia_dynamic_lib", without)
-
-
-def test_a_missing_compiler_is_named(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    missing(monkeypatch, "nvrtc")
-    with pytest.raises(KernelUnavailableError, match=r"nvidia-cuda-nvrtc.*no nvrtc anywhere"):
+    monkeypatch.setattr(pathfinder, "load_nvidia_dynamic_lib", find_nothing)
+    with pytest.raises(KernelUnavailableError, match=r"pip install nvidia-cuda-nvrtc.*no nvrtc anywhere"):
         compiled(small, "90", tmp_path)
 
 
-def test_a_missing_driver_is_named_each_time(archs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    missing(monkeypatch, "cuda")
+def test_a_missing_driver_is_named_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copy_kernel, "DRIVER", "libno-driver-here.so.1")
     for _ in range(2):
-        with pytest.raises(KernelUnavailableError, match="NVIDIA driver is not found"):
+        with pytest.raises(KernelUnavailableError, match=r"NVIDIA driver is not found: libno-driver-here"):
             load_copy_kernel(0, tmp_path)
 
 
-def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cuda.pathfinder", None)
+@pytest.mark.parametrize("module", ["cuda.core", "cuda.bindings", "cuda.pathfinder"])
+def test_missing_packages_are_named(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(KernelUnavailableError, match=r"cuda-core is not installed: pip install 'prefixgate\[cuda\]'"):
+        compiled(SOURCE, "90", tmp_path)
+
+
+def test_a_missing_package_is_named_where_there_is_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copy_kernel, "DRIVER", None)  # the program itself: it can always be loaded
+    monkeypatch.setitem(sys.modules, "cuda.core", None)
     with pytest.raises(KernelUnavailableError, match=r"cuda-core is not installed: pip install 'prefixgate\[cuda\]'"):
         load_copy_kernel(0, tmp_path)
-    with pytest.raises(KernelUnavailableError, match="cuda-core is not installed"):
-        require_library("nvrtc", "the compiler")
