@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.project.page_commands import pages
 from tests.served import Served
 
 ROOT = Path(__file__).parents[2]
 ADDRESS = '"127.0.0.1:8050"'
-PAGES = ("README.md", "docs/client.md")
+PAGES = [str(path.relative_to(ROOT)) for path in pages() if "```python" in path.read_text()]
 ANSWER = re.compile(r"^(.{10,})\n\[(\d+) of (\d+) prompt tokens came from the cache\]$", re.MULTILINE)
 
 

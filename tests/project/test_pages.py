@@ -51,3 +51,11 @@ def test_the_configuration_page_shows_a_file_that_is_understood(tmp_path: Path) 
     written = tomllib.loads(example[1])
     assert set(settings.tenants) == set(written["tenants"])
     assert settings.worker.model == written["worker"]["model"]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "```toml" in page.read_text()], ids=lambda page: page.name)
+def test_settings_on_pages_are_understood(page: Path, tmp_path: Path) -> None:
+    for example in re.findall(r"^```toml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        path = tmp_path / "example.toml"
+        path.write_text(re.sub(r"sha256:[0-9a-f]+\.\.\.", f"sha256:{'0f' * 32}", example))
+        load_settings(path, {})

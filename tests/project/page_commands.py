@@ -1,0 +1,42 @@
+"""The commands on the pages of the tree, as their readers would type them."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.project.tree import ROOT, tracked_files
+
+_FENCED = re.compile(r"^```(?:sh|shell|bash|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_INLINE = re.compile(r"(?<!`)`(?:\.venv/bin/)?(prefixgate [^`\n]*)`(?!`)")
+_COMMENT = re.compile(r"(?:^|\s+)#\s.*$")
+
+
+class PageCommand(NamedTuple):
+    """A line of a block that a reader runs."""
+
+    page: str
+    text: str
+
+
+def pages() -> list[Path]:
+    """List all pages."""
+    return [path for path in tracked_files() if path.suffix == ".md"]
+
+
+def fenced(text: str) -> Iterator[str]:
+    """Yield the commands of a page's blocks, without comments and with continued lines put together."""
+    for block in _FENCED.findall(text):
+        for line in block.replace("\\\n", " ").splitlines():
+            if command := _COMMENT.sub("", line).strip().removeprefix("$ "):
+                yield " ".join(command.split())
+
+
+def inline(text: str) -> Iterator[str]:
+    """Yield what a page calls `prefixgate` with amid its sentences."""
+    yield from _INLINE.findall(text)
+
+
+def commands() -> list[PageCommand]:
+    """List the commands of all pages."""
+    return [PageCommand(str(path.relative_to(ROOT)), text) for path in pages() for text in fenced(path.read_text())]
