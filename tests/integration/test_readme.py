@@ -4,11 +4,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.project.page_commands import pages
+from tests.project.tree import ROOT
 from tests.served import Served
 
 ROOT = Path(__file__).parents[2]
