@@ -14,8 +14,6 @@ from prefixgate.worker.triton_plan import Plan, plan_decode, plan_step
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_HEAD_DIM = 256
 """A tile of longer heads does not fit the registers and the shared memory of a multiprocessor."""
-_PROGRAMS_EACH = 4
-"""Programs that a multiprocessor should have: one computes while another waits for memory, and none ends last alone."""
 
 
 class TritonAttention:
@@ -24,12 +22,12 @@ class TritonAttention:
     Run a decode step once before it is recorded: the first launch compiles, and lays out the work of its shape.
     """
 
-    def __init__(self, programs: int) -> None:
-        """``programs`` is how many of them keep the device busy. Raises ImportError where there is no Triton."""
+    def __init__(self, processors: int) -> None:
+        """``processors`` is how many multiprocessors the device has. Raises ImportError where there is no Triton."""
         from prefixgate.worker import triton_programs
 
         self._kernels = triton_programs
-        self._programs = programs
+        self._processors = processors
         self._step: PackedStep | DecodeStep | None = None
         self._plan: Plan | None = None
         self._tables = self._lengths = torch.empty(0, dtype=torch.int32)
@@ -72,7 +70,7 @@ class TritonAttention:
             if isinstance(step, DecodeStep):
                 self._plan = self._decode_plan(step, kv_heads, sizes[0])
             else:
-                self._plan = plan_step(step, group, kv_heads, sizes, self._programs)
+                self._plan = plan_step(step, group, kv_heads, sizes, self._processors)
                 self._tables = self._plan.tables
         return self._plan
 
@@ -81,7 +79,7 @@ class TritonAttention:
         key = (rows, width, step.block_size, kv_heads, size)
         if key not in self._decode_plans:
             self._decode_plans[key] = plan_decode(
-                rows, width, step.block_size, kv_heads, size, self._programs, step.tables.device
+                rows, width, step.block_size, kv_heads, size, self._processors, step.tables.device
             )
         return self._decode_plans[key]
 
@@ -102,8 +100,7 @@ def triton_attention(shape: AttentionShape, device: torch.device) -> TritonAtten
         raise AttentionUnavailableError(f"heads are {head_dim} numbers long, and it computes up to {MAX_HEAD_DIM}")
     if importlib.util.find_spec("triton") is None:
         raise AttentionUnavailableError("the package triton is not installed")
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
     try:
-        return TritonAttention(_PROGRAMS_EACH * processors)
+        return TritonAttention(torch.cuda.get_device_properties(device).multi_processor_count)
     except ImportError as error:
         raise AttentionUnavailableError(f"the package triton cannot be imported: {error}") from error

@@ -19,6 +19,9 @@ MIN_PART_SLOTS = 256
 """Parts are no shorter: starting a program and merging its result would cost more than its work."""
 MAX_PARTS = 128
 """Parts of one tile; more would make the merge the longer half."""
+_LITTLE_EACH = 4
+"""Programs of the smallest tiles that a multiprocessor should have: one computes while another waits for memory, and
+none ends last alone. A larger tile keeps it busy by itself, and its parts cost more to merge."""
 _ALIGNMENT = 4
 """In numbers of 4 bytes. Compiled programs differ by whether a pointer is a multiple of 16 bytes."""
 
@@ -68,19 +71,22 @@ class Plan(NamedTuple):
     num_records: int
 
 
-def plan_step(step: PackedStep, group: int, kv_heads: int, sizes: Sequence[int], programs: int) -> Plan:
-    """Cut a step into tiles of one of ``sizes`` query rows, and those into parts until ``programs`` run at once."""
+def plan_step(step: PackedStep, group: int, kv_heads: int, sizes: Sequence[int], processors: int) -> Plan:
+    """Cut a step into tiles of one of ``sizes`` query rows, and those into parts that keep ``processors`` busy."""
     tables: list[int] = []
     tokens: list[int] = []
     tiles: dict[int, list[Tile]] = {}
     for segment in step.segments:
         _tile(segment, step, group, sizes, tables, tokens, tiles)
-    parts = {rows: _parts(of_size, kv_heads, programs) for rows, of_size in tiles.items()}
+    parts = {
+        rows: _parts(of_size, kv_heads, processors * (_LITTLE_EACH if rows == sizes[0] else 1))
+        for rows, of_size in tiles.items()
+    }
     return _laid_out(tiles, parts, tables, tokens, len(step.positions), step.positions.device)
 
 
 def plan_decode(
-    rows: int, table_width: int, block_size: int, kv_heads: int, size: int, programs: int, device: torch.device
+    rows: int, table_width: int, block_size: int, kv_heads: int, size: int, processors: int, device: torch.device
 ) -> Plan:
     """Plan one token for each of ``rows`` tables of ``table_width`` blocks, whatever their lengths will be.
 
@@ -88,7 +94,7 @@ def plan_decode(
     """
     slots = table_width * block_size
     tiles = {size: [Tile(row * table_width, 0, slots, row, 1, slots) for row in range(rows)]}
-    parts = min(-(-programs // (rows * kv_heads)), -(-slots // MIN_PART_SLOTS), MAX_PARTS)
+    parts = min(-(-_LITTLE_EACH * processors // (rows * kv_heads)), -(-slots // MIN_PART_SLOTS), MAX_PARTS)
     return _laid_out(tiles, {size: np.full(rows, parts)}, [], list(range(rows)), rows, device)
 
 

@@ -1,5 +1,6 @@
 """The Triton backend against attention written out, its kernels run by Triton's interpreter on the CPU."""
 
+import copy
 import os
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from packaging.version import Version
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import GptOssConfig
 
 from prefixgate.cache.kv_storage import KVLayout
 from prefixgate.worker.attention import (
@@ -25,8 +27,11 @@ from prefixgate.worker.attention import (
 )
 from prefixgate.worker.attention_check import check_attention
 from prefixgate.worker.model_runner import Row
+from prefixgate.worker.sdpa_attention import SdpaBackend
 from prefixgate.worker.triton_attention import TritonAttention, triton_attention
 from tests.worker.attention_cases import CPU, KV_HEADS, SCOPE, Case, attend_by_hand, cases
+from tests.worker.tiny_models import SIZES, make_model, make_runner
+from tests.worker.tiny_models import row as model_row
 
 pytestmark = [
     pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="here Triton compiles: see tests/gpu"),
@@ -34,8 +39,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:triton"),
 ]
-MANY = 64
-"""Programs to keep busy: more than a small step has, so that its slots are cut."""
+MANY = 16
+"""Processors to keep busy: more than a small step has programs for, so that its slots are cut."""
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +122,7 @@ def test_a_long_row_is_cut_and_merged_beside_short_ones(backend: TritonAttention
 
 
 def test_a_chunk_behind_a_long_prefix_is_cut_by_slots(backend: TritonAttention) -> None:
-    check(backend, random_case([900], Scoring(0.3), tokens=5))
+    check(backend, random_case([900], Scoring(0.3), tokens=20))
 
 
 def test_more_tokens_than_a_tile_holds(backend: TritonAttention) -> None:
@@ -145,6 +150,28 @@ def test_rows_that_share_a_long_beginning_attend_to_it_together(backend: TritonA
 )
 def test_it_passes_the_check_before_it_serves(backend: TritonAttention, shape: AttentionShape) -> None:
     check_attention(backend, shape, CPU)
+
+
+def test_a_model_with_windows_and_sinks_computes_the_same_over_it(backend: TritonAttention) -> None:
+    sizes = {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2}
+    config = GptOssConfig(**sizes, head_dim=8, sliding_window=12, layer_types=["sliding_attention", "full_attention"])
+    model = make_model(config)
+    # Each takes the model's layers for itself, so that they run one after the other.
+    ours, expected = (
+        [runner.forward(step) for step in model_steps()]
+        for runner in (make_runner(copy.deepcopy(model), backend=each) for each in (backend, SdpaBackend()))
+    )
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+
+
+def model_steps() -> list[list[Row]]:
+    """Two prompts in chunks beside each other, and a token after each."""
+    first, second = list(range(3, 36)), list(range(50, 60))
+    return [
+        [model_row(first[:20], 0, [4, 2])],
+        [model_row(first[20:], 20, [4, 2, 7]), model_row(second, 0, [5])],
+        [model_row([9], 33, [4, 2, 7]), model_row([8], 10, [5])],
+    ]
 
 
 class DecodeBatch:

@@ -68,7 +68,7 @@ def launches_of(dtype: torch.dtype, head_dim: int, heads: int, scoring: Scoring)
         layer = torch.zeros((80, 2, 2, 16, kv_heads, head_dim), dtype=dtype)[:, 1]
         scope = CacheScope("t", "m")
         rows = [Row([0], 1000, range(63), scope, True), Row([0] * 80, 0, range(70, 75), scope, True)]
-        backend = TritonAttention(256)
+        backend = TritonAttention(64)
         backend.begin(PackedStep(rows, 16, torch.device("cpu")))
         keys = torch.zeros((81, kv_heads, head_dim), dtype=dtype)
         backend.write(keys, keys, layer)
