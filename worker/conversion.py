@@ -1,5 +1,6 @@
 """GGUF files become model folders, once: the result is kept in the cache folder and found there by later starts."""
 
+import json
 import os
 import tempfile
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prefixgate.worker.file_lock import locked
@@ -48,6 +51,7 @@ def convert(gguf: Path, folder: Path) -> None:
     try:
         model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        use_plain_decoder(tokenizer.backend_tokenizer)
     except Exception as error:  # a file can be wrong in any way, and the library raises whatever it then meets
         raise ModelRefusedError(f"{gguf}: the file cannot be converted: {error}") from error
     folder.mkdir()
@@ -58,6 +62,17 @@ def convert(gguf: Path, folder: Path) -> None:
     model.config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def use_plain_decoder(tokenizer: Tokenizer) -> None:
+    """Leave a byte-level tokenizer the one decoder that it needs.
+
+    transformers 4 puts others before it, of vocabularies that spell bytes and spaces in another way. They change no
+    token of a byte-level one, and a gateway does not serve them, since what they give can hang on what stands before.
+    """
+    decoder = json.loads(tokenizer.to_str())["decoder"] or {}
+    if any(part["type"] == "ByteLevel" for part in decoder.get("decoders", ())):
+        tokenizer.decoder = ByteLevel()
 
 
 def _weights(model: Any) -> dict[str, torch.Tensor]:

@@ -85,7 +85,7 @@ def test_the_file_is_read_and_a_flag_wins_over_it(write: Writer) -> None:
             "[cach]\nblocks = 4",
             ["cach:", "did you mean cache?", "gateway, worker, cache, limits, routing, tracing, log, tenants"],
         ),
-        ("[cache]\nblock = 4", ["cache.block:", "did you mean cache.blocks?", "memory, blocks"]),
+        ("[cache]\nblock = 4", ["cache.block:", "did you mean cache.blocks?", "memory, memory_share, blocks"]),
         ("blocks = 4", ["blocks:", "known here: gateway"]),
         ("cache = 4", ["cache: 4", "must be a table", "[cache]"]),
         ("[worker]\nmax_running = 0", ["worker.max_running: 0", "an integer from 1 to 4,096"]),

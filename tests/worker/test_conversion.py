@@ -1,6 +1,7 @@
 """Conversions are complete or absent, made once, and keep the file's numbers."""
 
 import hashlib
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,9 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoModelForCausalLM
 
-from prefixgate.worker.conversion import cache_folder, convert, converted_folder
+from prefixgate.worker.conversion import cache_folder, convert, converted_folder, use_plain_decoder
 from prefixgate.worker.model_runner import ModelRefusedError
 from prefixgate.worker.probe import stock_logits
 from tests.worker.tiny_models import write_gguf
@@ -35,6 +39,20 @@ def test_the_folder_computes_what_the_file_does(gguf: Path, tmp_path: Path) -> N
         names = set(file.keys())
     assert "model.embed_tokens.weight" in names
     assert "lm_head.weight" not in names, "the same tensor, under the name that releases before 5 do not look for"
+
+
+def test_a_byte_level_tokenizer_keeps_that_decoder_alone() -> None:
+    text = "two  spaces, ▁ and é"
+    tokenizer = Tokenizer(BPE(vocab={sign: i for i, sign in enumerate(sorted(ByteLevel.alphabet()))}, merges=[]))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    for others in ([], [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("▁", " ")]):
+        tokenizer.decoder = decoders.Sequence([*others, decoders.ByteLevel()])
+        use_plain_decoder(tokenizer)
+        assert json.loads(tokenizer.to_str())["decoder"]["type"] == "ByteLevel"
+        assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    use_plain_decoder(tokenizer)
+    assert json.loads(tokenizer.to_str())["decoder"]["type"] == "Sequence"
 
 
 def test_a_conversion_is_made_once_by_those_that_start_together(gguf: Path, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def write_gguf(path: Path) -> Path:
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
     writer.add_token_types([1] * 257 + [3])
-    writer.add_token_merges(["h e"])
+    writer.add_token_merges(["h e"] * 2)  # transformers 4 takes a list of one for its text
     writer.add_bos_token_id(257)  # transformers 4 does not read a file without one
     writer.add_eos_token_id(257)
     writer.add_chat_template(witness_text().chat_template)
