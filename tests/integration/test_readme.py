@@ -11,7 +11,6 @@ from tests.project.page_commands import pages
 from tests.project.tree import ROOT
 from tests.served import Served
 
-ROOT = Path(__file__).parents[2]
 ADDRESS = '"127.0.0.1:8050"'
 PAGES = [str(path.relative_to(ROOT)) for path in pages() if "```python" in path.read_text()]
 ANSWER = re.compile(r"^(.{10,})\n\[(\d+) of (\d+) prompt tokens came from the cache\]$", re.MULTILINE)
