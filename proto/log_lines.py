@@ -82,5 +82,7 @@ def _exception(formatter: logging.Formatter, record: logging.LogRecord) -> str:
 
 def _word(value: Value | list[str]) -> str:
     """Write a value so that it ends where it ends: in quotes unless it is one plain word."""
-    text = ",".join(value) if isinstance(value, list) else str(value)
+    if isinstance(value, int | float):
+        return str(value)
+    text = ",".join(value) if isinstance(value, list) else value
     return text if _SAFE.fullmatch(text) else json.dumps(text)

@@ -1,6 +1,7 @@
 """On which terms a client calls: who it is, how long it waits, and how often it tries."""
 
 from prefixgate.gateway.client.attempts import Attempts, RetryPolicy
+from prefixgate.gateway.client.trace_context import trace_metadata
 from prefixgate.proto.transport import CHANNEL_OPTIONS
 
 DEFAULT_ADDRESS = "127.0.0.1:8050"
@@ -23,9 +24,14 @@ class Terms:
         """Raises ValueError for a key that cannot be sent, without repeating it as gRPC would."""
         if not (api_key.isascii() and api_key.isprintable()):
             raise ValueError("the API key holds characters that no API key has")
-        self.metadata: tuple[tuple[str, str], ...] = (("authorization", f"Bearer {api_key}"),) if api_key else ()
+        self._credential: tuple[tuple[str, str], ...] = (("authorization", f"Bearer {api_key}"),) if api_key else ()
         self._timeout = timeout
         self._retry = retry
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What goes along with the call that is about to be made."""
+        return (*self._credential, *trace_metadata())
 
     def attempts(self, timeout: float | None) -> Attempts:
         """Begin a call, with its own timeout or the client's."""

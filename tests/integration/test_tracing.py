@@ -16,9 +16,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from prefixgate.gateway.client import Client
 from prefixgate.proto import gateway_pb2, gateway_pb2_grpc, generation_pb2
 from tests.served import Served
-from tests.tracing import CLIENT_SPAN, CLIENT_TRACE, traceparent
+from tests.tracing import CLIENT_SPAN, CLIENT_TRACE, Recorded, traceparent
 
 SPANS_OF_A_CALL = 8
 HANG_SECONDS = 60.0
@@ -164,11 +165,17 @@ def test_a_client_that_is_trusted_has_its_trace_continued(tmp_path: Path, collec
     with Served(tmp_path, *WITNESS, *tracing) as served:
         served.wait_until_ready()
         ask(served, "not sampled")
-        ask(served, "sampled", ("traceparent", traceparent()))
+        # Ours names the current span by itself.
+        application = Recorded().tracing.tracer
+        with application.start_as_current_span("application") as span, Client(served.address) as client:
+            client.complete("sampled", max_tokens=3)
         collector.wait_for(SPANS_OF_A_CALL)
         assert served.stop() == 0
-    assert {span.trace_id.hex() for _, span in collector.spans} == {CLIENT_TRACE}
     assert len(collector.spans) == SPANS_OF_A_CALL
+    (root,) = (found for _, found in collector.spans if found.name == "text_completion witness")
+    own = span.get_span_context()
+    assert {found.trace_id.hex() for _, found in collector.spans} == {f"{own.trace_id:032x}"}
+    assert root.parent_span_id.hex() == f"{own.span_id:016x}"
 
 
 @pytest.mark.parametrize("answers", [True, False], ids=["hangs", "refuses"])
