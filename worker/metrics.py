@@ -6,23 +6,12 @@ grow.
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from prefixgate.proto.exposition import Family, Histogram, Kind, Samples, Value
 from prefixgate.worker.observations import OTHER_TENANT, Observations
-from prefixgate.worker.report import EngineReport, TenantBlocks
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What a scrape reads from."""
-
-    counts: Observations
-    report: EngineReport
-    model: str
-    block_size: int
-    tenants: Mapping[str, TenantBlocks]
+from prefixgate.worker.reading import Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +281,14 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         "Of these, checks that failed. Anything but 0 is a fault of the worker.",
         _one(lambda reading: reading.report.integrity_violations),
+    ),
+    Metric(
+        "prefixgate_worker_info",
+        "gauge",
+        "Always 1; the labels tell what computes: the model, its device, the format of its keys and values, and what "
+        "attends.",
+        lambda reading: {(reading.model, reading.spec.device, reading.dtype, reading.spec.attention): 1},
+        ("model", "device", "dtype", "attention"),
     ),
     Metric(
         "prefixgate_worker_rendered_timestamp_seconds",

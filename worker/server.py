@@ -36,10 +36,11 @@ from prefixgate.worker.engine import Engine
 from prefixgate.worker.engine_thread import EngineThread
 from prefixgate.worker.limits import Limits
 from prefixgate.worker.loader import load_runner, poisons
-from prefixgate.worker.metrics import Reading, families
+from prefixgate.worker.metrics import families
 from prefixgate.worker.model_runner import ModelRunner
 from prefixgate.worker.observations import Observations
 from prefixgate.worker.readable import ReadableRequests
+from prefixgate.worker.reading import Reading
 from prefixgate.worker.report import EngineReport
 from prefixgate.worker.service import SHUTTING_DOWN, ServedModel, WorkerService
 from prefixgate.worker.socket_file import SocketFileError, claim_socket, private_files
@@ -257,11 +258,7 @@ class WorkerServer:
         self._service.serve(
             ServedModel(spec, description, engine, observations, self._limits.max_running, cache.pins.limit)
         )
-        self._page.show(
-            lambda: families(
-                Reading(observations, engine.report(), spec.name, cache.block_size, engine.tenant_blocks())
-            )
-        )
+        self._page.show(lambda: families(Reading(observations, engine.report(), spec, engine.tenant_blocks())))
         self._health.tell(serving=True)
         self._is_ready = True
         logger.info("Serving %s with %d blocks of %d tokens", spec.name, cache.num_blocks, cache.block_size)

@@ -17,6 +17,7 @@ UNITS = {
 NAMED_OTHERWISE = {
     "prefixgate_gateway_worker_ready": "flag",
     "prefixgate_gateway_worker_up": "flag",
+    "prefixgate_worker_info": "flag",
     "vllm:cache_config_info": "flag",
     "vllm:kv_cache_usage_perc": "share",
     "vllm:num_requests_running": "outputs",

@@ -12,8 +12,9 @@ from prefixgate.cache.admission import CacheMode
 from prefixgate.cache.hashing import BlockHash, BlockHasher
 from prefixgate.proto.exposition import write_page
 from prefixgate.proto.metrics_page import MAX_SERIES, MAX_TENANT_LABELS
-from prefixgate.worker.metrics import METRICS, Reading, families
+from prefixgate.worker.metrics import METRICS, families
 from prefixgate.worker.observations import CALL_ENDS, Observations
+from prefixgate.worker.reading import Reading
 from prefixgate.worker.report import TenantBlocks
 from prefixgate.worker.request import End, RefusedError
 from tests.worker.driver import Driver, solo, words
@@ -29,7 +30,9 @@ class Page:
 
     def text(self) -> str:
         driver = self._driver
-        reading = Reading(driver.observations, driver.engine.report(), "witness", 16, driver.engine.tenant_blocks())
+        reading = Reading(
+            driver.observations, driver.engine.report(), driver.runner.spec, driver.engine.tenant_blocks()
+        )
         return write_page(families(reading)).decode()
 
     def __call__(self, name: str, **labels: str) -> float:
@@ -59,7 +62,8 @@ def test_the_page_has_a_bound_however_many_tenants_there_are() -> None:
     for name in names:
         counts.tokens([(name, None)])
     blocks = {name: TenantBlocks(active=1, cached=2, floor=3) for name in [*names, "other"]}
-    page = write_page(families(Reading(counts, Driver().engine.report(), "witness", 16, blocks))).decode()
+    driver = Driver()
+    page = write_page(families(Reading(counts, driver.engine.report(), driver.runner.spec, blocks))).decode()
     lines = [line for line in page.splitlines() if not line.startswith("#")]
     assert len(lines) < MAX_SERIES
     folded = 2 * MAX_TENANT_LABELS
@@ -191,6 +195,7 @@ def test_gauges_are_read_when_scraped() -> None:
     driver.run()
     assert (page("running_calls"), page("waiting_calls"), page("pool_blocks", state="active")) == (0, 0, 0)
     assert page("vllm:cache_config_info", block_size="16", num_gpu_blocks="64") == 1
+    assert page("info", model="witness", device="cpu", dtype="int64", attention="") == 1
 
 
 def test_there_is_one_first_token_for_each_call_that_has_a_token() -> None:
