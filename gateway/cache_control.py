@@ -18,6 +18,8 @@ from prefixgate.gateway.served_model import ServedModel
 from prefixgate.gateway.validation import check_encoded_prompt, check_request
 from prefixgate.gateway.worker_client import Connection
 from prefixgate.proto import gateway_pb2, worker_pb2, worker_pb2_grpc
+from prefixgate.proto.status_details import unpack
+from prefixgate.proto.transport import STATUS_DETAILS_KEY
 
 T = TypeVar("T")
 Stub: TypeAlias = "worker_pb2_grpc.WorkerAsyncStub"  # in quotes, since only the type hints know of it
@@ -184,7 +186,10 @@ async def _answer(ask: Callable[[], Awaitable[T]]) -> T:
         return await ask()
     except grpc.aio.AioRpcError as error:
         if error.code() in _REFUSALS:
-            raise CallError(error.code(), error.details() or "the worker refuses") from error
+            details = unpack(dict(error.trailing_metadata() or ()).get(STATUS_DETAILS_KEY, b""))
+            field = details.violations[0].field if details.violations else ""
+            message = error.details() or "the worker refuses"
+            raise CallError(error.code(), message, details.retry_seconds or 0.0, field=field) from error
         raise _no_answer() from error
     except grpc.aio.UsageError as error:
         # The worker was lost while others were asked, and its connection is closed.

@@ -38,7 +38,7 @@ def record_usage(metrics: GatewayMetrics, call: Call, choice: Choice, end: worke
 def check_end(end: worker_pb2.CallEnd, placement: Placement) -> None:
     """Note whether the worker is at fault. Raises CallError for a call that it did not end well."""
     if end.code != grpc.StatusCode.OK.value[0]:
-        error = worker_error(end.code, end.message, end.retry_seconds)
+        error = worker_error(end.code, end.message, end.retry_seconds, end.field)
         if error.code in _WORKER_FAULTS:
             placement.failed()
         raise error

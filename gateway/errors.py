@@ -1,18 +1,15 @@
 """Every way a call can fail, and the status that the client gets for it."""
 
 import asyncio
-import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import grpc
-from google.protobuf.any_pb2 import Any
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
-from google.rpc.error_details_pb2 import BadRequest, QuotaFailure, RetryInfo  # type: ignore[import-untyped]
-from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
+from google.rpc.error_details_pb2 import QuotaFailure  # type: ignore[import-untyped]
 
 from prefixgate.proto.fields import FieldError
+from prefixgate.proto.status_details import field_violation, pack, retry_after
 from prefixgate.proto.transport import REQUEST_ID_KEY, STATUS_DETAILS_KEY
 
 _MAX_MESSAGE_CHARACTERS = 2000
@@ -24,11 +21,13 @@ CODES: Mapping[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.Sta
 class CallError(Exception):
     """A call that ends with a status of its own. The text can be shown to the client."""
 
-    def __init__(self, code: grpc.StatusCode, message: str, retry_seconds: float = 0.0) -> None:
+    def __init__(self, code: grpc.StatusCode, message: str, retry_seconds: float = 0.0, *, field: str = "") -> None:
         super().__init__(message)
         self.code = code
         self.retry_seconds = retry_seconds
         """When to try again, where that is known; else 0."""
+        self.field = field
+        """The path of the field that is at fault, where one is."""
 
 
 class QuotaError(CallError):
@@ -74,23 +73,28 @@ def status_of(error: BaseException, request_id: str) -> ErrorStatus:
     metadata: tuple[tuple[str, str | bytes], ...] = ((REQUEST_ID_KEY, request_id),)
     if isinstance(error, FieldError):
         code, message = CODES[error.code], _cut(str(error))
-        return ErrorStatus(code, message, (*metadata, (STATUS_DETAILS_KEY, _bad_request(error, message))), True)
+        return ErrorStatus(
+            code,
+            message,
+            (*metadata, (STATUS_DETAILS_KEY, pack(error.code, message, field_violation(error.field, message)))),
+            True,
+        )
     if isinstance(error, CallError):
         message = _cut(str(error))
-        if details := _call_error_details(error):
-            metadata = (*metadata, (STATUS_DETAILS_KEY, _details(error.code.value[0], message, *details)))
+        if details := _call_error_details(error, message):
+            metadata = (*metadata, (STATUS_DETAILS_KEY, pack(error.code.value[0], message, *details)))
         return ErrorStatus(error.code, message, metadata, True)
     message = f"internal error; the gateway's log says more under request id {request_id}"
     return ErrorStatus(grpc.StatusCode.INTERNAL, message, metadata, False)
 
 
-def worker_error(code: int, message: str, retry_seconds: float = 0.0) -> CallError:
+def worker_error(code: int, message: str, retry_seconds: float = 0.0, field: str = "") -> CallError:
     """Make the error of a call that the worker ended with a status other than OK."""
     status = CODES.get(code, grpc.StatusCode.INTERNAL)
     if status is grpc.StatusCode.CANCELLED:
         # The gateway stops listening to a call that it cancels, so this was not the client's wish.
         return NoWorkerError(message or "the worker gave the call up")
-    return CallError(status, message, retry_seconds)
+    return CallError(status, message, retry_seconds, field=field)
 
 
 def is_being_cancelled() -> bool:
@@ -102,29 +106,16 @@ def is_being_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _bad_request(error: FieldError, message: str) -> bytes:
-    violation = BadRequest.FieldViolation(field=error.field, description=message)
-    return _details(error.code, message, BadRequest(field_violations=[violation]))
-
-
-def _call_error_details(error: CallError) -> list[Message]:
+def _call_error_details(error: CallError, message: str) -> list[Message]:
     details: list[Message] = []
     if isinstance(error, QuotaError):
         violation = QuotaFailure.Violation(subject=error.subject, description=str(error))
         details.append(QuotaFailure(violations=[violation]))
+    if error.field:
+        details.append(field_violation(error.field, message))
     if error.retry_seconds > 0:
-        delay = Duration()
-        # Up, so that who comes back right then is not too early.
-        delay.FromMilliseconds(math.ceil(error.retry_seconds * 1e3))
-        details.append(RetryInfo(retry_delay=delay))
+        details.append(retry_after(error.retry_seconds))
     return details
-
-
-def _details(code: int, message: str, *infos: Message) -> bytes:
-    details = [Any() for _ in infos]
-    for detail, info in zip(details, infos, strict=True):
-        detail.Pack(info)
-    return bytes(Status(code=code, message=message, details=details).SerializeToString())
 
 
 def _cut(message: str) -> str:

@@ -208,16 +208,18 @@ class OutputTokens(_message.Message):
     def __init__(self, index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[_generation_pb2.FinishReason, str]] = ..., logprobs: _Optional[_Iterable[_Union[_generation_pb2.TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class CallEnd(_message.Message):
-    __slots__ = ("code", "message", "usage", "retry_seconds")
+    __slots__ = ("code", "message", "usage", "retry_seconds", "field")
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     RETRY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
     code: int
     message: str
     usage: _generation_pb2.Usage
     retry_seconds: float
-    def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., usage: _Optional[_Union[_generation_pb2.Usage, _Mapping]] = ..., retry_seconds: _Optional[float] = ...) -> None: ...
+    field: str
+    def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., usage: _Optional[_Union[_generation_pb2.Usage, _Mapping]] = ..., retry_seconds: _Optional[float] = ..., field: _Optional[str] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
     __slots__ = ("tenant",)

@@ -88,7 +88,7 @@ class CacheControl:
     def unpin(self, tenant: str, pin_id: int | None) -> None:
         """End a pin. Raises RefusedError where the tenant has none of that id."""
         if pin_id is None or not self._cache.unpin(tenant, pin_id):
-            raise RefusedError(StatusCode.NOT_FOUND, "pin_id: there is no such pin")
+            raise RefusedError(StatusCode.NOT_FOUND, "pin_id: there is no such pin", field="pin_id")
 
     def pins(self, tenant: str) -> list[PinnedPrefix]:
         """The tenant's pins, soonest to end first."""

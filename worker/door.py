@@ -28,23 +28,29 @@ class Door:
             raise RefusedError(
                 StatusCode.INVALID_ARGUMENT,
                 f"cache.ttl_seconds: {request.pin_seconds:g} at a worker that allows no pins; leave it unset",
+                field="cache.ttl_seconds",
             )
         prompt, new, outputs = len(request.token_ids), request.sampling.max_tokens, request.n
         if outputs > self._limits.max_running:
             raise RefusedError(
                 StatusCode.INVALID_ARGUMENT,
                 f"n: {outputs} outputs; this worker runs at most {self._limits.max_running}",
+                field="n",
             )
         needed = self._cache.blocks_needed(prompt, new, outputs)
         ceiling = self._cache.ceiling(request.scope.tenant)
         if needed > ceiling:
-            wanted = f"max_tokens: {prompt} prompt tokens and {outputs} outputs of up to {new} tokens"
+            field, wanted = (
+                "sampling.max_tokens",
+                f"sampling.max_tokens: {prompt} prompt tokens and {outputs} outputs of up to {new} tokens",
+            )
             if request.prefill_only:
-                wanted = f"token_ids: {prompt} prompt tokens"
+                field, wanted = "token_ids", f"token_ids: {prompt} prompt tokens"
             raise RefusedError(
                 StatusCode.INVALID_ARGUMENT,
                 f"{wanted} can need {needed} blocks of {self._cache.block_size} tokens; of the pool's "
                 f"{self._cache.num_blocks} the tenant can have {ceiling}",
+                field=field,
             )
 
     def check_line(self, line: Line, unseen: int) -> None:

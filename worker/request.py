@@ -26,14 +26,16 @@ class End(NamedTuple):
     """A sentence for the client; empty when OK."""
     retry_seconds: float = 0.0
     """When trying again may help, where that can be told; else 0."""
+    field: str = ""
+    """Path of the field that is at fault, where one is."""
 
 
 class RefusedError(Exception):
     """A call that is not taken, and how it ends."""
 
-    def __init__(self, code: StatusCode, message: str, retry_seconds: float = 0.0) -> None:
+    def __init__(self, code: StatusCode, message: str, retry_seconds: float = 0.0, field: str = "") -> None:
         super().__init__(message)
-        self.end = End(code, message, retry_seconds)
+        self.end = End(code, message, retry_seconds, field)
 
 
 class RequestState(enum.Enum):

@@ -12,7 +12,8 @@ from grpc.aio import ServicerContext
 from prefixgate.proto import gateway_pb2, worker_pb2, worker_pb2_grpc
 from prefixgate.proto.field_table import HELLO, TABLE
 from prefixgate.proto.fields import Bound, Bounds, FieldError
-from prefixgate.proto.transport import PROTOCOL_VERSION
+from prefixgate.proto.status_details import field_violation, pack, retry_after
+from prefixgate.proto.transport import PROTOCOL_VERSION, STATUS_DETAILS_KEY
 from prefixgate.worker.cache_control import CacheControl
 from prefixgate.worker.control_wire import read_pin_id, write_explanation, write_pin, write_standing
 from prefixgate.worker.engine import Engine
@@ -259,7 +260,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             return await asyncio.wrap_future(model.engine.questions.ask(tenant, work, changes=changes))
         except Exception as error:
             end = _end_of(error)
-            await context.abort(end.code, end.message)
+            await context.abort(end.code, end.message, _details_of(end))
             raise
 
     async def _ready(self, context: Context) -> ServedModel:
@@ -271,8 +272,14 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
 def _end_of(error: Exception) -> End:
     """Tell how a call ends; an error that nobody planned was logged where it was raised."""
     if isinstance(error, FieldError):
-        return End(CODES[error.code], error.message)
+        return End(CODES[error.code], error.message, field=error.field)
     return error.end if isinstance(error, RefusedError) else FAULT
+
+
+def _details_of(end: End) -> tuple[tuple[str, bytes], ...]:
+    infos = [field_violation(end.field, end.message)] if end.field else []
+    infos += [retry_after(end.retry_seconds)] if end.retry_seconds else []
+    return ((STATUS_DETAILS_KEY, pack(end.code.value[0], end.message, *infos)),) if infos else ()
 
 
 def _check_hello(first: worker_pb2.SessionRequest | None, description: worker_pb2.ModelDescription) -> None:

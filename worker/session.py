@@ -140,7 +140,7 @@ class Session:
         except RefusedError as error:
             end = error.end
         except FieldError as error:
-            end = End(CODES[error.code], error.message)
+            end = End(CODES[error.code], error.message, field=error.field)
         except Exception:
             logger.exception("Request %r of tenant %r could not be started", submit.request_id, submit.tenant)
             end = FAULT

@@ -138,6 +138,7 @@ def write_end(event: worker_pb2.CallEvent, end: End, usage: Usage | None = None)
     event.end.code = code_number(end.code)
     event.end.message = end.message
     event.end.retry_seconds = end.retry_seconds
+    event.end.field = end.field
     if usage is not None:
         event.end.usage.CopyFrom(
             generation_pb2.Usage(

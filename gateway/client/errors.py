@@ -4,10 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import grpc
-from google.protobuf.message import DecodeError
-from google.rpc.error_details_pb2 import BadRequest, RetryInfo  # type: ignore[import-untyped]
-from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
+from prefixgate.proto.status_details import unpack
 from prefixgate.proto.transport import REQUEST_ID_KEY, STATUS_DETAILS_KEY
 
 _Metadata = Sequence[tuple[str, str | bytes]]
@@ -111,28 +109,12 @@ def error_of(error: grpc.RpcError) -> GatewayError:
 def make_error(code: grpc.StatusCode, message: str, metadata: _Metadata = ()) -> GatewayError:
     """Make the error of a status, with what its trailing metadata says more."""
     values = dict(metadata)
-    violations, delay = _details(values.get(STATUS_DETAILS_KEY, b""))
+    details = unpack(values.get(STATUS_DETAILS_KEY, b""))
     request_id = values.get(REQUEST_ID_KEY, "")
     return _CLASSES.get(code, GatewayError)(
         code,
         message,
-        field_violations=violations,
-        retry_delay=delay,
+        field_violations=tuple(FieldViolation(*violation) for violation in details.violations),
+        retry_delay=details.retry_seconds,
         request_id=request_id if isinstance(request_id, str) else "",
     )
-
-
-def _details(data: str | bytes) -> tuple[tuple[FieldViolation, ...], float | None]:
-    violations: list[FieldViolation] = []
-    delay: float | None = None
-    try:
-        for detail in Status.FromString(data if isinstance(data, bytes) else b"").details:
-            bad_request, retry_info = BadRequest(), RetryInfo()
-            if detail.Unpack(bad_request):
-                violations += [FieldViolation(entry.field, entry.description) for entry in bad_request.field_violations]
-            elif detail.Unpack(retry_info):
-                delay = retry_info.retry_delay.ToTimedelta().total_seconds()
-    except DecodeError:
-        # Some proxy's own idea of details; the status says enough.
-        return (), None
-    return tuple(violations), delay

@@ -10,7 +10,7 @@ import pytest
 
 from prefixgate.gateway.cache_control import CacheControl
 from prefixgate.gateway.encoding_threads import EncodingThreads
-from prefixgate.gateway.errors import CallError, NoWorkerError
+from prefixgate.gateway.errors import CallError, NoWorkerError, status_of
 from prefixgate.gateway.live_calls import Call
 from prefixgate.gateway.metrics import GatewayMetrics
 from prefixgate.gateway.prompt_encoder import PromptEncoder
@@ -18,6 +18,8 @@ from prefixgate.gateway.served_model import ServedModel, load_model
 from prefixgate.gateway.worker_client import Connection
 from prefixgate.proto import gateway_pb2, worker_pb2, worker_pb2_grpc
 from prefixgate.proto.fields import FieldError
+from prefixgate.proto.status_details import Details, Violation, field_violation, pack, retry_after, unpack
+from prefixgate.proto.transport import STATUS_DETAILS_KEY
 from tests.gateway.fake_worker import describe
 from tests.gateway.rig import run
 
@@ -122,6 +124,18 @@ def test_what_a_worker_refuses_reaches_the_client_and_what_is_between_us_does_no
         with pytest.raises(NoWorkerError) as failed:
             run(control(Worker(Pin=status(code, "secret"))).pin(PIN, call()))
         assert "secret" not in str(failed.value)
+
+
+def test_what_a_refusal_says_to_programs_is_passed_on() -> None:
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    packed = pack(code.value[0], "full", field_violation("prompt", "full"), retry_after(1.5))
+    trailing = grpc.aio.Metadata((STATUS_DETAILS_KEY, packed))
+    error = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, "full")
+    with pytest.raises(CallError, match="full") as refused:
+        run(control(Worker(Pin=error)).pin(PIN, call()))
+    assert (refused.value.code, refused.value.retry_seconds, refused.value.field) == (code, 1.5, "prompt")
+    told = unpack(dict(status_of(refused.value, "my-call").metadata)[STATUS_DETAILS_KEY])
+    assert told == Details((Violation("prompt", "full"),), 1.5)
 
 
 UNPIN = gateway_pb2.UnpinRequest(pin_id="a")

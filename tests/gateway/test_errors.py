@@ -7,6 +7,7 @@ from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
 from prefixgate.gateway.errors import CallError, DrainingError, NoWorkerError, QuotaError, status_of, worker_error
 from prefixgate.proto.fields import invalid
+from prefixgate.proto.status_details import unpack
 from prefixgate.proto.transport import REQUEST_ID_KEY
 
 
@@ -51,6 +52,11 @@ def test_when_to_try_again_is_told_as_programs_read_it(seconds: float) -> None:
     assert said.details[0].Unpack(info)
     assert info.retry_delay.ToTimedelta().total_seconds() == seconds
     assert "grpc-status-details-bin" not in dict(status_of(worker_error(8, "full"), "my-call").metadata)
+
+
+def test_the_field_that_a_worker_refuses_is_told_as_programs_read_it() -> None:
+    status = status_of(worker_error(3, "n: 99 outputs", field="n"), "my-call")
+    assert unpack(dict(status.metadata)["grpc-status-details-bin"]).violations == (("n", "n: 99 outputs"),)
 
 
 def test_a_workers_unknown_code_is_internal() -> None:

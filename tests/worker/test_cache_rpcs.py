@@ -8,8 +8,11 @@ import pytest
 from grpc import StatusCode
 
 from prefixgate.proto import gateway_pb2, worker_pb2
+from prefixgate.proto.status_details import Details, unpack
+from prefixgate.proto.transport import STATUS_DETAILS_KEY
 from prefixgate.worker.engine_thread import ENGINE_FAILED, EngineThread
 from prefixgate.worker.executor import FAULT
+from prefixgate.worker.inbox import MAX_QUESTIONS
 from prefixgate.worker.request import End
 from tests.worker.driver import Driver, words
 from tests.worker.hosting import HANG_SECONDS, INCARNATION, Host, on_host
@@ -23,6 +26,11 @@ def cached(token_ids: list[int], tenant: str = "acme", salt: str = "") -> worker
 
 def pin(token_ids: list[int], seconds: float = 60.0, tenant: str = "acme") -> worker_pb2.PinCommand:
     return worker_pb2.PinCommand(prompt=cached(token_ids, tenant), ttl_seconds=seconds)
+
+
+async def said(asked: Any) -> Details:
+    """Read what the status of a call says to programs."""
+    return unpack(dict(await asked.trailing_metadata())[STATUS_DETAILS_KEY])
 
 
 async def failure(asked: Any) -> tuple[StatusCode, str]:
@@ -90,10 +98,28 @@ def test_a_warm_tells_how_far_it_is_and_no_output() -> None:
 )
 def test_what_breaks_a_rule_is_refused_at_this_door_too(method: str, request_: Any, field: str) -> None:
     async def scenario(host: Host) -> None:
-        code, details = await failure(getattr(host.stub, method)(request_))
+        asked = getattr(host.stub, method)(request_)
+        code, details = await failure(asked)
         assert (code, details.partition(":")[0]) == (StatusCode.INVALID_ARGUMENT, field)
+        assert (await said(asked)).violations == ((field, details),)
 
     on_host(scenario)
+
+
+def test_of_too_many_questions_one_hears_when_to_come_again() -> None:
+    async def scenario(host: Host) -> None:
+        asking = [asyncio.ensure_future(host.stub.Explain(cached([1]))) for _ in range(MAX_QUESTIONS + 1)]
+        # Nobody answers, so it is the one of them that ends.
+        done, waiting = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED, timeout=HANG_SECONDS)
+        (refused,) = done
+        error = refused.exception()
+        assert isinstance(error, grpc.aio.AioRpcError)
+        assert error.code() is StatusCode.RESOURCE_EXHAUSTED
+        assert unpack(dict(error.trailing_metadata())[STATUS_DETAILS_KEY]).retry_seconds == 1.0
+        for one in waiting:
+            one.cancel()
+
+    on_host(scenario, threaded=False)
 
 
 @pytest.mark.parametrize(

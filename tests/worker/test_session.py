@@ -79,7 +79,7 @@ class TestRefusals:
             ("n", INVALID, {"n": 2**32 - 1}),
             ("sampling.max_tokens", INVALID, {"max_tokens": 0}),
             ("sampling.max_tokens", INVALID, {"max_tokens": 2**63 - 1}),
-            ("max_tokens", INVALID, {"max_tokens": 1100}),
+            ("sampling.max_tokens", INVALID, {"max_tokens": 1100}),
             ("sampling.temperature", INVALID, {"sampling": {"temperature": float("nan")}}),
             ("sampling.top_p", INVALID, {"sampling": {"top_p": 0.0}}),
             ("sampling.top_k", INVALID, {"sampling": {"top_k": -1}}),
@@ -111,6 +111,7 @@ class TestRefusals:
             assert bad.codes == [code]
             assert bad.ends[0].message.startswith(f"{field}: ")
             assert bad.ends[0].message.isprintable()
+            assert bad.ends[0].field == field
             assert good.outputs == solo(words(20), 5)
             assert host.driver.observations.calls_refused == {"invalid_argument": 1}
 
