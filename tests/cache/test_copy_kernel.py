@@ -1,53 +1,22 @@
 """The kernel's source, run on the host: what it copies, against torch, and what it leaves alone."""
 
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from prefixgate.cache.copy_launch import BlockShape, CopyLaunch, plan_launch
+from prefixgate.cache.copy_launch import BlockShape, plan_launch
 from prefixgate.cache.copy_plan import Copy
 from prefixgate.cache.cuda_storage import block_shape
-from prefixgate.cache.kv_storage import KVLayout, TorchKVStorage
+from prefixgate.cache.kv_storage import KVLayout
+from tests.cache.copy_cases import Case, cases
 from tests.cache.host_kernel import InProcessKernel, SanitizedKernel, SanitizerError, kernel_text, needs_compiler
 from tests.counts import scaled
 
 pytestmark = needs_compiler
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.int64)
 EXAMPLES = scaled(1_200)
-
-
-@dataclass(frozen=True)
-class Case:
-    """One launch and the pool that it meets."""
-
-    layout: KVLayout
-    num_blocks: int
-    copies: tuple[Copy, ...]
-    offset: int = 0
-    grid: tuple[int, int] | None = None
-    processors: int = 4
-
-    def launch(self) -> CopyLaunch:
-        launch = plan_launch(self.copies, block_shape(self.layout), self.offset, self.processors)
-        return launch if self.grid is None else replace(launch, grid=(*self.grid, 1))
-
-    def expected(self, pool: torch.Tensor) -> bytes:
-        """What torch makes of the pool."""
-        storage = TorchKVStorage(self.num_blocks, self.layout)
-        storage.data.view(torch.uint8).view(-1).copy_(pool)
-        storage.copy_blocks(self.copies)
-        return storage.data.view(torch.uint8).numpy().tobytes()
-
-    def run(self, kernel: SanitizedKernel) -> bool:
-        """Tell whether the kernel leaves the pool as torch does; raises SanitizerError."""
-        count = self.num_blocks * self.layout.block_bytes
-        pool = torch.randint(0, 256, (count,), dtype=torch.uint8, generator=torch.Generator().manual_seed(count))
-        return kernel.run(self.launch(), self.copies, pool.numpy().tobytes(), offset=self.offset) == self.expected(pool)
 
 
 @pytest.fixture(scope="module")
@@ -55,35 +24,16 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> SanitizedKernel:
     return SanitizedKernel(tmp_path_factory.mktemp("kernel") / "sanitized", kernel_text())
 
 
-@st.composite
-def cases(draw: st.DrawFn) -> Case:
-    block_size = draw(st.sampled_from((16, 16, 16, 1, 3, 8)))
-    layout = KVLayout(
-        num_layers=draw(st.integers(1, 3)),
-        num_kv_heads=draw(st.integers(1, 3)),
-        head_dim=draw(st.sampled_from((8, 16, 64)) | st.integers(1, 40)),
-        dtype=draw(st.sampled_from(DTYPES)),
-        block_size=block_size,
-    )
-    blocks = draw(st.permutations(range(draw(st.integers(2, 9)))))
-    first = draw(st.integers(1, len(blocks) - 1))
-    destinations = blocks[first : draw(st.integers(first + 1, len(blocks)))]
-    whole_or_part = st.just(block_size) | st.integers(0, block_size)
-    copies = [Copy(draw(st.sampled_from(blocks[:first])), dst, draw(whole_or_part)) for dst in destinations]
-    return Case(
-        layout,
-        len(blocks),
-        tuple(copies),
-        offset=draw(st.sampled_from((0, 0, 0, 16, 8, 4, 1))),
-        grid=draw(st.none() | st.tuples(st.integers(1, 5), st.integers(1, 4))),
-        processors=draw(st.integers(1, 200)),
-    )
+def same(case: Case, kernel: SanitizedKernel) -> bool:
+    """Tell whether the kernel leaves the pool as torch does; raises SanitizerError."""
+    left = kernel.run(case.launch(), case.copies, case.pool().numpy().tobytes(), offset=case.offset)
+    return left == case.expected().numpy().tobytes()
 
 
 @given(case=cases())
 @settings(max_examples=EXAMPLES)
 def test_the_kernel_does_what_torch_does_and_touches_nothing_else(kernel: SanitizedKernel, case: Case) -> None:
-    assert case.run(kernel)
+    assert same(case, kernel)
 
 
 ROWS_OF_40_BYTES = KVLayout(num_layers=2, num_kv_heads=1, head_dim=5, dtype=torch.float16, block_size=4)
@@ -103,7 +53,7 @@ DIRECTED = (
 
 
 def test_the_kernel_passes_the_directed_cases(kernel: SanitizedKernel) -> None:
-    assert [case for case in DIRECTED if not case.run(kernel)] == []
+    assert [case for case in DIRECTED if not same(case, kernel)] == []
 
 
 LOAD = "held[i] = from[at[i]];"
@@ -129,7 +79,7 @@ def test_a_faulty_kernel_is_caught(name: str, tmp_path: Path) -> None:
 
     def passes(case: Case) -> bool:
         try:
-            return case.run(mutant)
+            return same(case, mutant)
         except SanitizerError:
             return False
 
@@ -174,7 +124,7 @@ def test_a_replacement_that_replaces_nothing_is_an_error() -> None:
 def test_the_sanitizer_sees_reads_of_blocks_that_no_copy_names(tmp_path: Path) -> None:
     neighbour = kernel_text(("src = pool + copy.src", "src = pool + (copy.src + 1)"))
     with pytest.raises(SanitizerError, match="use-after-poison"):
-        Case(WIDE, 4, (Copy(1, 3, 5),)).run(SanitizedKernel(tmp_path / "mutant", neighbour))
+        same(Case(WIDE, 4, (Copy(1, 3, 5),)), SanitizedKernel(tmp_path / "mutant", neighbour))
 
 
 @pytest.mark.parametrize("change", [("src", 3), ("dst", 3)])
