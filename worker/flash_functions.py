@@ -108,17 +108,21 @@ class FlashFunctions:
             "softcap": how.softcap,
         }
         if self._decode is not None and over.most_queries == 1:
-            # Its sums have one layout, where those of the other function depend on how many parts the work is cut into.
             return self._decode(
                 query[:, None], keys, values, cache_seqlens=over.lengths, return_softmax_lse=sums, **shared
             )
+        most_queries = over.most_queries
+        if sums:
+            # For one query of each sequence heads are packed in another way, and the sums then lie in an order that
+            # depends on how many parts the work was cut into. Any larger number says the same otherwise.
+            most_queries = max(2, most_queries)
         lengths = {"cu_seqlens_k": over.slot_ends} if self.old else {"seqused_k": over.lengths}
         return self._varlen(
             query,
             keys,
             values,
             cu_seqlens_q=over.query_ends,
-            max_seqlen_q=over.most_queries,
+            max_seqlen_q=most_queries,
             max_seqlen_k=over.most_slots,
             **lengths,
             **shared,

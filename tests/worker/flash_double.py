@@ -132,6 +132,11 @@ class FlashDouble:
             q, k, v, cu_seqlens_q, seqused_k, max_seqlen_q, max_seqlen_k, block_table, softmax_scale, causal,
             window_size or (-1, -1), softcap,
         )  # fmt: skip
+        heads, kv_heads = q.shape[1], k.shape[2]
+        if max_seqlen_q == 1 and heads > kv_heads and (window_size or (-1, -1))[0] < 0:
+            # Query heads are packed as if they were queries, and where the work is in one part the library hands their
+            # sums out in the wrong order.
+            sums = sums.view(kv_heads, -1, len(q)).transpose(1, 2).reshape(heads, len(q))
         return (output, sums) if return_softmax_lse else output
 
 
