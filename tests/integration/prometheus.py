@@ -45,6 +45,14 @@ class Series(NamedTuple):
     value: float
 
 
+class Alert(NamedTuple):
+    """One element of an alert."""
+
+    labels: Mapping[str, str]
+    fires: bool
+    """Or is pending, that is has yet to last for some time."""
+
+
 class Prometheus:
     """One server; a context manager that ends it."""
 
@@ -103,13 +111,13 @@ class Prometheus:
 
         return until(answer, f"{promql} has such a value", 2 * HANG_SECONDS)[0]
 
+    def alerts(self) -> list[Alert]:
+        """List what fires, and what would before long."""
+        return [Alert(alert["labels"], alert["state"] == "firing") for alert in self._get("alerts")["alerts"]]
+
     def firing(self) -> set[str]:
         """Name the alerts that fire now."""
-        return {labels["alertname"] for labels in self.labels_firing()}
-
-    def labels_firing(self) -> list[Mapping[str, str]]:
-        """List what fires now, by its labels."""
-        return [alert["labels"] for alert in self._get("alerts")["alerts"] if alert["state"] == "firing"]
+        return {alert.labels["alertname"] for alert in self.alerts() if alert.fires}
 
     def wait_for_evaluations(self, count: int) -> None:
         """Wait until the alerts have been evaluated so many times more."""
