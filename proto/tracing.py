@@ -4,8 +4,11 @@ The only module of both processes, beside `call_spans` of each, that imports Ope
 install; none of these is imported unless calls are traced. No global of OpenTelemetry's is set.
 """
 
+import logging
+import math
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -21,6 +24,7 @@ from prefixgate.config.version import VERSION
 _EXPORT_SECONDS = 5.0
 """For one batch, tries after failures included."""
 _MAX_ATTRIBUTE_CHARACTERS = 256
+_SPARING_SECONDS = 60.0
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 
@@ -30,7 +34,27 @@ def otlp(endpoint: str) -> SpanProcessor:
     A thread of its own sends them, so that no call waits for the collector. What OpenTelemetry's variables say of
     headers, certificates and compression (``OTEL_EXPORTER_OTLP_*``) holds.
     """
+    exporter = logging.getLogger(OTLPSpanExporter.__module__)
+    if not any(isinstance(one, Sparing) for one in exporter.filters):
+        exporter.addFilter(Sparing())
     return BatchSpanProcessor(OTLPSpanExporter(endpoint, timeout=_EXPORT_SECONDS))
+
+
+class Sparing(logging.Filter):
+    """Lets one record a minute through. A collector that is away is worth a line, but not three for each batch."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._next = -math.inf
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Decide about one record."""
+        now = self._clock()
+        if now < self._next:
+            return False
+        self._next = now + _SPARING_SECONDS
+        return True
 
 
 class Tracing:
