@@ -13,9 +13,9 @@ from prefixgate.worker.triton_plan import Plan
 
 _LEAST_DIM = 16
 """Of a tile in any direction: what tensor cores multiply."""
-_STAGES, _LITTLE_STAGES = 2, 3
-"""Turns of its loop that a program has in flight. A block's place is read before the block: where there is little to
-compute, one more hides that. Larger tiles leave no room for it."""
+_STAGES = 3
+"""Turns of its loop that a program has in flight. A block's place is read before the block: with two, one read would wait
+for the other, and Triton 3.0 gives up on reading ahead at all."""
 _MERGED_AT_ONCE = 16
 _STORED_AT_ONCE = 1024
 
@@ -91,7 +91,7 @@ def attend(
                 SOFTCAP=bool(scoring.softcap),
                 SINKS=scoring.sinks is not None,
                 num_warps=8 if launch.rows >= 128 else 4,
-                num_stages=_LITTLE_STAGES if launch.rows == _LEAST_DIM else _STAGES,
+                num_stages=_STAGES,
             )
         if len(plan.merged):
             triton_kernels.merge[(len(plan.merged), heads)](
