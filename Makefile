@@ -65,6 +65,10 @@ reference: venv ## Write docs/configuration.md from the settings, and docs/api.m
 	$(BIN)/python -m prefixgate.gateway.reference > docs/configuration.md
 	$(BIN)/python -m tests.project.api_page > docs/api.md
 
+.PHONY: pictures
+pictures: venv programs ## Take the pictures of the status page anew, docs/images/status-*.png
+	$(BIN)/python -m tests.project.status_pictures
+
 .PHONY: clean
 clean: ## Remove all that make made, the environment and the converted model too
 	rm -rf .venv .cache build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

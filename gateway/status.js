@@ -92,8 +92,9 @@ function showTiles(status) {
   if (queried) figure("hit-rate", ((100 * hit) / queried).toFixed(1), "%");
   else figure("hit-rate", "–");
   byId("hit-bar").firstElementChild.style.width = queried ? `${(100 * hit) / queried}%` : "0";
+  const ever = `since the start ${percent(totals.hit_tokens, totals.queried_tokens)} of ${full(totals.queried_tokens)}`;
   text("hit-words", (queried ? `${full(hit)} of ${count(queried, "prompt token")} were cached` : "no prompt came") +
-    (totals.queried_tokens ? ` · in all ${percent(totals.hit_tokens, totals.queried_tokens)} of ${full(totals.queried_tokens)}` : ""));
+    (totals.queried_tokens ? `\n${ever}` : ""));
   figure("pool-used", pool.total ? ((100 * pool.active) / pool.total).toFixed(0) : "–", "%");
   const [active, cached] = byId("pool-bar").children;
   active.style.width = pool.total ? `${(100 * pool.active) / pool.total}%` : "0";
@@ -164,16 +165,19 @@ function showMaps(status) {
       maps.delete(address);
     }
   }
-  for (const worker of status.workers) {
+  const largest = Math.max(1, ...status.workers.map((worker) => worker.survey?.map?.free.length ?? 0));
+  status.workers.forEach((worker, at) => {
     let map = maps.get(worker.address);
     if (!map) {
       map = new PoolMap(byId("tip"));
       maps.set(worker.address, map);
-      byId("maps").append(map.element);
     }
+    // In the order of the document, whoever came when; moved only where it stands elsewhere.
+    const place = byId("maps").children[at];
+    if (place !== map.element) byId("maps").insertBefore(map.element, place ?? null);
     const why = worker.state === "serving" ? "it has not answered for a while" : worker.state;
-    map.show({ ...worker, label: label(worker), why }, view, tenantColours);
-  }
+    map.show({ ...worker, label: label(worker), why }, view, tenantColours, largest);
+  });
 }
 
 function showCharts(status) {
@@ -236,9 +240,11 @@ function heat(value, top) {
   return both;
 }
 
-function matrix(id, columns, rows) {
+// Numbers shaded by how large they are. Those of the diagonal are not, where they are of another kind.
+function matrix(id, columns, rows, diagonal = true) {
   const table = byId(id);
-  const top = Math.max(0, ...rows.flatMap(([, values]) => values));
+  const shaded = (at, column) => diagonal || at !== column;
+  const top = Math.max(0, ...rows.flatMap(([, values], at) => values.filter((_, column) => shaded(at, column))));
   const head = document.createElement("tr");
   for (const name of ["", ...columns]) {
     const cell = document.createElement("th");
@@ -248,7 +254,8 @@ function matrix(id, columns, rows) {
     head.append(cell);
   }
   table.tHead.replaceChildren(head);
-  table.tBodies[0].replaceChildren(...rows.map(([name, values]) => row(name, values.map((value) => [heat(value, top), "heat"]))));
+  table.tBodies[0].replaceChildren(...rows.map(([name, values], at) =>
+    row(name, values.map((value, column) => [heat(value, shaded(at, column) ? top : 0), "heat"]))));
 }
 
 function showWorkers(status) {
@@ -266,7 +273,7 @@ function showWorkers(status) {
   }));
   const names = status.workers.map(label);
   byId("overlap-part").hidden = !status.overlap;
-  if (status.overlap) matrix("overlap", names, status.overlap.map((values, at) => [names[at], values]));
+  if (status.overlap) matrix("overlap", names, status.overlap.map((values, at) => [names[at], values]), false);
   const several = status.workers.length > 1;
   byId("homes-part").hidden = !several;
   if (several) {

@@ -56,7 +56,7 @@ class StatusDocument:
 
     def write(self, *, is_draining: bool) -> dict[str, Any]:
         """Write how all stands now."""
-        members = self._fleet.members()
+        members = sorted(self._fleet.members(), key=lambda member: member.address)
         # Each worker's figures, tenants and map are of one moment, where it has told of all at once.
         found = {one.address: self._latest(one.address) for one in members}
         surveys = [surveyed.survey for surveyed in found.values() if surveyed is not None]

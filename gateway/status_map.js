@@ -97,8 +97,10 @@ export class PoolMap {
     new ResizeObserver(() => this.draw()).observe(this.element);
   }
 
-  // Takes a worker of the status document, and how tenants are coloured by name.
-  show(worker, view, tenants) {
+  // Takes a worker of the status document, how tenants are coloured by name, and how many cells the largest map has:
+  // cells are of one size on all maps.
+  show(worker, view, tenants, largest) {
+    this.largest = largest;
     const survey = worker.survey;
     const map = survey && survey.map;
     this.title.textContent = map ? `${worker.label} · ${survey.pool.total.toLocaleString("en")} blocks` +
@@ -177,7 +179,7 @@ export class PoolMap {
   // As large as fits into a map of pleasant height.
   sizeFor(width) {
     const wanted = Math.min(300, Math.max(90, width * 0.55));
-    const size = Math.sqrt((width * wanted) / this.cells.length) - GAP;
+    const size = Math.sqrt((width * wanted) / this.largest) - GAP;
     return Math.max(4, Math.min(22, Math.floor(size)));
   }
 

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from prefixgate.cache.prefix_cache import PrefixCache
 
-MAX_EXAMINED = 1 << 17
+MAX_EXAMINED = 1 << 16
 """Blocks that are looked at. Of larger pools it is every second one, every third one, and so on, so that the engine
-stands still for a millisecond or two however large its pool is."""
+stands still for a few milliseconds at most however large its pool is."""
 
 Numbers = npt.NDArray[np.int64]
 

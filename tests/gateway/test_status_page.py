@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import re
+from collections.abc import Iterator
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +13,14 @@ import pytest
 from prefixgate.gateway.tenants import digest_api_key
 from prefixgate.proto import worker_pb2
 from tests.gateway.fake_worker import FakeWorker
-from tests.gateway.rig import Rig, prompt, rig, run
+from tests.gateway.fleeted import fleeted
+from tests.gateway.rig import Client, prompt, rig, run
+from tests.project.tree import ROOT
 
 PATHS = ("/status", "/status.json", "/status.css", "/status.js", "/status_map.js", "/status_charts.js", "/status.svg")
 
 
-async def fetch(rig: Rig, path: str, **headers: str) -> tuple[int, dict[str, str], str]:
+async def fetch(rig: Client, path: str, **headers: str) -> tuple[int, dict[str, str], str]:
     """GET a path, with the headers that ``http.client`` would not send by itself."""
 
     def get() -> tuple[int, dict[str, str], str]:
@@ -30,7 +35,7 @@ async def fetch(rig: Rig, path: str, **headers: str) -> tuple[int, dict[str, str
     return await asyncio.to_thread(get)
 
 
-async def document(rig: Rig, **headers: str) -> dict[str, Any]:
+async def document(rig: Client, **headers: str) -> dict[str, Any]:
     status, _, body = await fetch(rig, "/status.json", **headers)
     assert status == 200
     found: dict[str, Any] = json.loads(body)
@@ -46,7 +51,7 @@ def surveyed(**changes: Any) -> FakeWorker:
         waiting_calls=1,
         queried_tokens=100,
         hit_tokens=40,
-        misses={"evicted": 3, "never_seen": 0},
+        misses={"evicted": 3, "never_seen": 0, "diverged": 0, "bypassed": 0},
         tenants=[worker_pb2.TenantSurvey(tenant="local", active_blocks=3, cached_blocks=2, cap_blocks=8)],
         **changes,
     )
@@ -71,8 +76,8 @@ def test_the_document_tells_what_the_workers_tell() -> None:
             assert found["pool"] == {"total": 8, "free": 3, "active": 3, "cached": 2, "pinned": 1}
             assert (found["state"], found["model"]["name"]) == ("ready", "fake")
             assert (found["totals"]["queried_tokens"], found["totals"]["hit_tokens"]) == (100, 40)
-            assert found["misses"] == {"evicted": 3, "never_seen": 0}
-            assert set(found["history"]["misses"]) == {"evicted", "never_seen"}
+            assert found["misses"] == {"evicted": 3, "never_seen": 0, "diverged": 0, "bypassed": 0}
+            assert set(found["history"]["misses"]) == set(found["misses"])
             (worker,) = found["workers"]
             assert (worker["state"], worker["survey"]["incarnation"]) == ("serving", "life-1")
             assert worker["survey"]["map"]["holders"] == [3, 1]
@@ -80,6 +85,39 @@ def test_the_document_tells_what_the_workers_tell() -> None:
             (tenant,) = found["tenants"]
             assert (tenant["name"], tenant["active_blocks"], tenant["live_calls"]) == ("local", 3, 0)
             assert (found["overlap"], found["calls"]["live"]) == (None, 0)
+
+    run(scenario())
+
+
+def paths(value: Any, at: str = "") -> Iterator[str]:
+    """Name the values of a document as its page does, and what holds them."""
+    yield at
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from paths(inner, f"{at}.{key}" if at else key)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from paths(inner, f"{at}[]")
+
+
+def test_the_document_is_what_its_page_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "status.md").read_text()
+    rows = re.findall(r"^\| (`[^|]+`) \|", page.partition("## The document")[2], re.MULTILINE)
+    told = {field for row in rows for field in re.findall(r"`([^`]+)`", row)}
+
+    async def scenario() -> None:
+        async with fleeted(tmp_path, surveyed(), surveyed()) as at:
+            stream = at.client.stub.Generate(prompt("hi"))
+            await at.next_call()
+            found = await document(at.client)
+            while found["history"]["total"][-1] != 16 or not all(one["survey"]["map"] for one in found["workers"]):
+                found = await document(at.client)
+            there = set(paths(found)) - {""}
+            assert sorted(told - there) == []
+            # What holds others needs no line of its own.
+            held = {path for path in there if any(re.match(rf"{re.escape(path)}[.\[]", other) for other in there)}
+            assert sorted(there - held - told) == []
+            stream.cancel()
 
     run(scenario())
 

@@ -84,7 +84,8 @@ def test_the_picture_of_a_cache_is_what_the_cache_holds() -> None:
 def test_of_a_huge_pool_a_bounded_number_of_blocks_is_looked_at() -> None:
     cache = PrefixCache(3 * MAX_EXAMINED + 5, BlockHasher(b"k" * 16))
     taken = PoolPicture.of(cache)
-    assert (taken.stride, len(taken.ref_counts), len(taken.owners)) == (4, 3 * MAX_EXAMINED // 4 + 2, 98_306)
+    examined = 3 * MAX_EXAMINED // 4 + 2
+    assert (taken.stride, len(taken.ref_counts), len(taken.owners)) == (4, examined, examined)
     drawn = draw(taken, 1024)
-    assert (drawn.stride, drawn.blocks_per_cell % 4, len(drawn.free)) == (4, 0, 1014)
-    assert sum(drawn.free) == 98_306
+    assert (drawn.stride, drawn.blocks_per_cell % 4, sum(drawn.free)) == (4, 0, examined)
+    assert 1000 < len(drawn.free) <= 1024
