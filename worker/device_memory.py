@@ -55,3 +55,8 @@ class CudaMemory:
         """As the driver tells."""
         free, _ = torch.cuda.mem_get_info(self._device)
         return free
+
+
+def memory_of(device: torch.device) -> DeviceMemory | None:
+    """Return a device's memory; None on a CPU, whose memory belongs to everyone and is not measured."""
+    return CudaMemory(device) if device.type == "cuda" else None

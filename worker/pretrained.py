@@ -15,7 +15,7 @@ from prefixgate.worker.attention import AttentionBackend
 from prefixgate.worker.attention_check import check_attention
 from prefixgate.worker.attention_choice import attention_makers, choose_attention
 from prefixgate.worker.conversion import cache_folder, converted_folder
-from prefixgate.worker.device_memory import CudaMemory
+from prefixgate.worker.device_memory import DeviceMemory, memory_of
 from prefixgate.worker.file_digests import FileDigests
 from prefixgate.worker.graph_check import check_graphs
 from prefixgate.worker.largest_step import SCRATCH_BLOCKS, measure_room, run_largest_step
@@ -35,10 +35,12 @@ def load_pretrained(
     pool_blocks: Callable[[KVLayout, Room | None], int],
     progress: Callable[[str], None],
     cache: Path | None = None,
+    memory_of: Callable[[torch.device], DeviceMemory | None] = memory_of,
 ) -> TransformersRunner:
     """Load the model that the settings name, compare it with itself, and allocate its pool.
 
-    ``pool_blocks`` sizes the pool for a layout and the room that a CUDA device has left; on a CPU that is None.
+    ``pool_blocks`` sizes the pool for a layout and the room that the device has left; None where ``memory_of`` does not
+    tell, as on a CPU.
     ``cache`` is where downloads and conversions are kept; the default is the user's cache folder. Raises
     ModelRefusedError with the reason.
     """
@@ -73,11 +75,11 @@ def load_pretrained(
     choice = choose_attention(settings.attention, attention_makers(cache, progress), shape, device, prove)
     progress(str(choice))
     spec = replace(spec, attention=choice.name)
-    room = None
-    if device.type == "cuda":
+    room, memory = None, memory_of(device)
+    if memory is not None:
         scratch = TransformersRunner(model, spec, allocate(SCRATCH_BLOCKS, layout), choice.backend)
         limits = Limits(settings.max_batch_tokens, settings.max_running, settings.max_waiting)
-        room = measure_room(lambda: run_largest_step(scratch.forward, limits, spec), CudaMemory(device))
+        room = measure_room(lambda: run_largest_step(scratch.forward, limits, spec), memory)
     blocks = pool_blocks(layout, room)
     storage = allocate(blocks, layout)
     record = recorder_for(storage, choice.backend) if settings.cuda_graphs else None

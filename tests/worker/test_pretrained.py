@@ -16,6 +16,7 @@ from prefixgate.config.settings import WorkerSettings
 from prefixgate.worker.conversion import cache_folder
 from prefixgate.worker.loader import load_runner
 from prefixgate.worker.model_runner import ModelRefusedError
+from prefixgate.worker.pool_size import Room
 from prefixgate.worker.pretrained import load_pretrained
 from prefixgate.worker.transformers_runner import TransformersRunner
 from tests.worker.tiny_models import CONTEXT, llama_config, make_model, row, save_folder, write_gguf
@@ -79,6 +80,51 @@ def test_without_a_compiler_a_model_runs_on_torch_alone_and_says_so(
     assert runner.forward([row([1, 2, 3], 0, [7])]).isfinite().all()
     assert runner.spec.attention == "sdpa"
     assert [line for line in lines if line.startswith("attention by sdpa") and "no-such-compiler" in line]
+
+
+def test_the_pool_is_sized_by_what_the_largest_step_leaves_of_the_device(folder: Path, tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    class Memory:
+        """A device of 40,000 free bytes on which a step takes 4,000 more than is held before it."""
+
+        name = "cuda:0"
+
+        def release(self) -> None:
+            asked.append("release")
+
+        def held(self) -> int:
+            asked.append("held")
+            return 1000
+
+        def highest(self) -> int:
+            asked.append("highest")
+            return 5000
+
+        def free(self) -> int:
+            asked.append("free")
+            return 40_000
+
+    sized: list[tuple[KVLayout, Room | None]] = []
+
+    def pool_blocks(layout: KVLayout, room: Room | None) -> int:
+        sized.append((layout, room))
+        return 3
+
+    settings = WorkerSettings(model=str(folder), device="cpu", attention="sdpa", max_batch_tokens=64, max_running=8)
+    runner = load_pretrained(settings, pool_blocks, lambda line: None, tmp_path, lambda device: Memory())
+    assert sized == [(runner.spec.kv_layout, Room("cuda:0", free=40_000, step=4000))]
+    assert asked == ["release", "held", "highest", "release", "free"]
+    assert runner.storage.num_blocks == 3
+    assert not runner.storage.data.any(), "the largest step ran over blocks of its own"
+
+
+def test_attention_that_is_named_serves_or_is_refused_by_its_reason(folder: Path, load: Load) -> None:
+    settings = WorkerSettings(model=str(folder), device="cpu")
+    assert load(replace(settings, attention="sdpa")).spec.attention == "sdpa"
+    for name in ("vllm_flash_attn", "triton"):
+        with pytest.raises(ModelRefusedError, match=f"worker.attention: '{name}' .* it runs on a CUDA device"):
+            load(replace(settings, attention=name))
 
 
 def test_the_pool_is_clean_after_the_probe(folder: Path, load: Load) -> None:
