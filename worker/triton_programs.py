@@ -14,8 +14,8 @@ from prefixgate.worker.triton_plan import Plan
 _LEAST_DIM = 16
 """Of a tile in any direction: what tensor cores multiply."""
 _STAGES = 3
-"""Turns of its loop that a program has in flight. A block's place is read before the block: with two, one read would wait
-for the other, and Triton 3.0 gives up on reading ahead at all."""
+"""Turns of its loop that a program has in flight. A block's place is read before the block: with two, one read would
+wait for the other, and Triton 3.0 gives up on reading ahead at all."""
 _MERGED_AT_ONCE = 16
 _STORED_AT_ONCE = 1024
 
@@ -90,7 +90,7 @@ def attend(
                 WINDOW=scoring.window is not None,
                 SOFTCAP=bool(scoring.softcap),
                 SINKS=scoring.sinks is not None,
-                num_warps=8 if launch.rows >= 128 else 4,
+                num_warps=8 if launch.rows >= 128 or layer.element_size() > 2 else 4,
                 num_stages=_STAGES,
             )
         if len(plan.merged):
@@ -144,8 +144,12 @@ def store(
 
 
 def slots_at_once(head_dim: int, itemsize: int) -> int:
-    """Return how many slots a program reads at once: two of each of its tiles fit the smallest shared memory."""
-    return max(16, min(64, 16384 // (_padded(head_dim) * itemsize)))
+    """Return how many slots a program reads at once: keys and values of these fit the smallest shared memory.
+
+    What is multiplied without tensor cores needs registers for it, and so gets half.
+    """
+    size = 16384 if itemsize == 2 else 8192
+    return max(_LEAST_DIM, min(64, size // (_padded(head_dim) * itemsize)))
 
 
 def _padded(size: int) -> int:
