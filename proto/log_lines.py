@@ -7,6 +7,7 @@ them passes for a record.
 
 import json
 import logging
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -24,9 +25,12 @@ def with_fields(fields: Mapping[str, Value | list[str]]) -> dict[str, object]:
 
 
 def start_logging(form: str) -> None:
-    """Write what is logged in this process to standard error, as "text" or "json"."""
+    """Write what is logged in this process to standard error, as "text" or "json". To be called before gRPC is used."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    if form == "json":
+        # gRPC's C++ core writes lines of its own, past Python. What they say of a call its status says too.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 

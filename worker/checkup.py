@@ -10,7 +10,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from prefixgate.config.flags import add_flags, settings_from
@@ -19,11 +19,12 @@ from prefixgate.proto.finding import Finding, examine
 from prefixgate.worker.memory_checks import check_memory
 
 _BASE = ("torch", "transformers", "accelerate", "safetensors", "gguf", "numpy")
-_CUDA_PARTS = {
-    "cuda.core": "copies blocks by one kernel launch: pip install 'prefixgate[cuda]'",
-    "triton": "compiles attention for any card; comes with torch for CUDA on Linux",
-    "vllm_flash_attn": "the fastest attention where it fits torch's version: docs/gpu.md",
+_CUDA_PARTS: Mapping[tuple[str, ...], str] = {
+    ("cuda.core",): "copies blocks by one kernel launch: pip install 'prefixgate[cuda]'",
+    ("triton",): "compiles attention for any card; torch for CUDA brings it on Linux",
+    ("vllm_flash_attn", "vllm"): "attention: pip install -c constraints-cuda.txt 'prefixgate[worker,cuda,flash]'",
 }
+"""What a worker on CUDA can use, each part under any of its names, and what it is for."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,9 +73,11 @@ def _check_device(wanted: str) -> Iterator[Finding]:
     properties = torch.cuda.get_device_properties(index)
     what = f"{properties.name}, compute capability {properties.major}.{properties.minor}"
     yield Finding("device", "ok", f"worker.device: {wanted}; cuda:{index} is {what}")
-    for part, use in _CUDA_PARTS.items():
-        there = _is_there(part)
-        yield Finding("parts", "ok", f"{part} is there") if there else Finding("parts", "warning", f"no {part}", use)
+    for names, use in _CUDA_PARTS.items():
+        found = next((name for name in names if _is_there(name)), None)
+        yield (
+            Finding("parts", "ok", f"{found} is there") if found else Finding("parts", "warning", f"no {names[0]}", use)
+        )
 
 
 def _check_compiler() -> Finding:

@@ -101,7 +101,7 @@ def ask(served: Served, question: str, *metadata: tuple[str, str]) -> gateway_pb
 
 def lines(served: Served) -> list[dict[str, Any]]:
     """What both processes logged; every line is an object."""
-    return [json.loads(line) for line in served.log.read_text().splitlines() if line.startswith("{")]
+    return [json.loads(line) for line in served.log.read_text().splitlines()]
 
 
 def value(value: AnyValue) -> Any:

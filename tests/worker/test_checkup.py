@@ -4,6 +4,7 @@ import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -73,6 +74,21 @@ class TestMachine:
     def test_a_device_that_is_not_there(self) -> None:
         (finding,) = of("device", findings(settings(worker__model="witness", worker__device="cuda:1")))
         assert (finding.level, "0 CUDA devices" in finding.message) == ("problem", True)
+
+    def test_a_device_and_the_parts_that_use_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        card = SimpleNamespace(name="a card", major=9, minor=0)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 34, 1 << 35))
+        real = importlib.util.find_spec
+        there = {"cuda.core": None, "triton": None, "vllm_flash_attn": None, "vllm": real("json")}
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: there.get(name, real(name)))
+        found = list(findings(settings(worker__model="witness", worker__device="cuda:1", cache__blocks=64)))
+        assert ["compute capability 9.0" in finding.message for finding in found if finding.check == "device"] == [True]
+        parts = {finding.message: finding.level for finding in found if finding.check == "parts"}
+        assert parts == {"no cuda.core": "warning", "no triton": "warning", "vllm is there": "ok"}
+        assert [finding.message.endswith("cuda:1") for finding in found if finding.check == "memory"] == [True]
 
     def test_a_compiler(self, monkeypatch: pytest.MonkeyPatch) -> None:
         wanted = settings(worker__model="witness", worker__device="cpu")
