@@ -21,6 +21,8 @@ class Removed(NamedTuple):
 
     tenant: str
     hashes: tuple[BlockHash, ...]
+    flushed: bool = False
+    """Whether their tenant wanted that. Else the room was needed, which tells how full the pool is."""
 
 
 class Cleared(NamedTuple):
@@ -52,10 +54,10 @@ class EventLog:
         self.last += 1
         self._events.append(Stored(tenant, parent, tuple(hashes)))
 
-    def removed(self, tenant: str, hashes: Sequence[BlockHash]) -> None:
+    def removed(self, tenant: str, hashes: Sequence[BlockHash], *, flushed: bool = False) -> None:
         if hashes:
             self.last += 1
-            self._events.append(Removed(tenant, tuple(hashes)))
+            self._events.append(Removed(tenant, tuple(hashes), flushed))
 
     def cleared(self, tenant: str = "") -> None:
         self.last += 1

@@ -343,7 +343,8 @@ class PrefixCache:
                     table.publishable = False
             nodes = self.index.walk(root)
             if salt is not None:
-                self.events.removed(tenant, [found for node in nodes if (found := self.index.hashes[node]) is not None])
+                names = [found for node in nodes if (found := self.index.hashes[node]) is not None]
+                self.events.removed(tenant, names, flushed=True)
             self.index.detach_root(root)
             freed += self._free_idle(nodes, self.accounts.of(tenant))
         if salt is None:

@@ -23,6 +23,9 @@ def record_usage(metrics: GatewayMetrics, call: Call, choice: Choice, end: worke
     usage = end.usage
     if end.HasField("usage"):
         call.record.usage = usage
+    if end.code == grpc.StatusCode.UNAVAILABLE.value[0] and not usage.completion_tokens:
+        # Another worker may be asked, where the prompt then counts; where none answers it was of no use to anybody.
+        return
     if choice.queried_tokens and (end.code == grpc.StatusCode.OK.value[0] or usage.completion_tokens):
         metrics.count(table.QUERIED_TOKENS, call.tenant, amount=choice.queried_tokens)
         metrics.count(table.REUSABLE_TOKENS, call.tenant, amount=choice.reusable_tokens)

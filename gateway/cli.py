@@ -16,6 +16,7 @@ from prefixgate.gateway.commands.chat import CHAT
 from prefixgate.gateway.commands.command import Command
 from prefixgate.gateway.commands.doctor import DOCTOR
 from prefixgate.gateway.commands.explain import EXPLAIN
+from prefixgate.gateway.commands.flush import FLUSH
 from prefixgate.gateway.commands.generate import GENERATE
 from prefixgate.gateway.commands.pin import PIN
 from prefixgate.gateway.commands.stats import STATS
@@ -177,6 +178,7 @@ model files. Gateway and worker need the same hash key (hash_key_file, or the va
     WARM,
     PIN,
     STATS,
+    FLUSH,
     TOP,
     DOCTOR,
     Command(

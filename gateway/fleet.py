@@ -6,9 +6,11 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
+import grpc
+
 from prefixgate.cache.hashing import CacheScope
 from prefixgate.gateway.common_model import CommonModel
-from prefixgate.gateway.errors import NoWorkerError
+from prefixgate.gateway.errors import CallError, NoWorkerError, is_being_cancelled
 from prefixgate.gateway.member import Member, Placement
 from prefixgate.gateway.membership import Membership
 from prefixgate.gateway.router import PrefixRouter
@@ -18,6 +20,10 @@ from prefixgate.gateway.worker_events import WorkerEvents
 from prefixgate.gateway.worker_link import WorkerLink
 
 logger = logging.getLogger(__name__)
+
+
+MAX_ATTEMPTS = 2
+"""Workers that one call is sent to at most."""
 
 
 class Fleet:
@@ -166,3 +172,14 @@ class Fleet:
             hangs = member.client.is_ready and not member.client.is_responsive
             if hangs and any(other.is_well for other in members if other is not member):
                 member.client.connection.session.give_up_unanswered()
+
+
+def may_retry(error: CallError, failed: Collection[str], fleet: Fleet) -> bool:
+    """Whether a call that these workers have failed, and whose client has got nothing of it, is sent to another."""
+    return (
+        error.code is grpc.StatusCode.UNAVAILABLE
+        and len(failed) < MAX_ATTEMPTS
+        and fleet.has_others(failed)
+        # Else the client is gone, and this task has only not been told yet.
+        and not is_being_cancelled()
+    )

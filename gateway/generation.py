@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 import grpc
 
 from prefixgate.gateway.attempt import Attempt
-from prefixgate.gateway.errors import CallError, NoWorkerError, is_being_cancelled
-from prefixgate.gateway.fleet import Fleet
+from prefixgate.gateway.errors import CallError, NoWorkerError
+from prefixgate.gateway.fleet import Fleet, may_retry
 from prefixgate.gateway.live_calls import Call
 from prefixgate.gateway.member import Placement
 from prefixgate.gateway.metrics import GatewayMetrics
@@ -19,8 +19,6 @@ from prefixgate.proto import gateway_pb2, generation_pb2, worker_pb2
 
 logger = logging.getLogger(__name__)
 
-MAX_ATTEMPTS = 2
-"""Workers that one call is sent to at most."""
 _KEEPING = (generation_pb2.CACHE_MODE_UNSPECIFIED, generation_pb2.CACHE_MODE_DEFAULT)
 
 
@@ -72,7 +70,7 @@ class Generator:
                     return
                 except CallError as error:
                     failed.add(placement.worker)
-                    if not self._may_retry(attempt, error, failed):
+                    if attempt.is_told or not may_retry(error, failed, self._fleet):
                         raise
                     logger.info("%s request=%s goes to another worker: %s", call.method, call.request_id, error)
                 finally:
@@ -94,16 +92,6 @@ class Generator:
             reads_cache=cached and submit.cache.mode != generation_pb2.CACHE_MODE_BYPASS,
             keeps_blocks=cached and submit.cache.mode in _KEEPING,
             avoid=failed,
-        )
-
-    def _may_retry(self, attempt: Attempt, error: CallError, failed: Collection[str]) -> bool:
-        return (
-            error.code is grpc.StatusCode.UNAVAILABLE
-            and not attempt.is_told
-            and len(failed) < MAX_ATTEMPTS
-            and self._fleet.has_others(failed)
-            # Else the client is gone, and this task has only not been told yet.
-            and not is_being_cancelled()
         )
 
     def _submission(

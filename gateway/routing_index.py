@@ -24,6 +24,8 @@ class Removed(NamedTuple):
 
     tenant: str
     hashes: Sequence[BlockHash]
+    flushed: bool = False
+    """Whether their tenant wanted that, and not the pool the room."""
 
 
 class Cleared(NamedTuple):
@@ -61,12 +63,12 @@ class _Picture:
         held.update(hashes)
         self.num_blocks += len(held)
 
-    def remove(self, tenant: str, hashes: Sequence[BlockHash]) -> None:
+    def remove(self, tenant: str, hashes: Sequence[BlockHash], *, flushed: bool) -> None:
         held = self.held.get(tenant, set())
         self.num_blocks -= len(held)
         held.difference_update(hashes)
         self.num_blocks += len(held)
-        self.evicted += len(hashes)
+        self.evicted += 0 if flushed else len(hashes)
         if not held:
             self.held.pop(tenant, None)
 
@@ -180,7 +182,7 @@ class RoutingIndex:
         if isinstance(event, Stored):
             picture.store(event.tenant, event.hashes)
             return
-        picture.remove(event.tenant, event.hashes)
+        picture.remove(event.tenant, event.hashes, flushed=event.flushed)
         pictures = self._pictures.values()
         if sum(one.evicted for one in pictures) > sum(one.num_blocks for one in pictures):
             for one in pictures:

@@ -43,9 +43,11 @@ class TokenBucket:
         self._level = min(self._capacity, self._level - amount)
 
     def resize(self, per_minute: int) -> None:
-        """Allow another amount from now on. What was used up stays used up."""
+        """Allow another amount from now on. What was used up stays used up, as far as a minute's worth: who had a
+        thousand times as much before would else pay the difference off for hours.
+        """
         self._fill()
-        self._level += per_minute - self._capacity
+        self._level = max(self._level + per_minute - self._capacity, -float(per_minute))
         self._capacity = float(per_minute)
 
     def _fill(self) -> None:

@@ -1,13 +1,15 @@
 """Computing a prompt into the cache of a worker, without generating."""
 
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 
 import grpc
 
 from prefixgate.gateway.call_end import check_end, completion, record_usage
-from prefixgate.gateway.errors import CallError
-from prefixgate.gateway.fleet import Fleet
+from prefixgate.gateway.errors import CallError, NoWorkerError
+from prefixgate.gateway.fleet import Fleet, may_retry
 from prefixgate.gateway.live_calls import Call
+from prefixgate.gateway.member import Placement
 from prefixgate.gateway.metrics import GatewayMetrics
 from prefixgate.gateway.prompt_encoder import PromptEncoder
 from prefixgate.gateway.validation import check_encoded_prompt, check_request
@@ -18,7 +20,8 @@ from prefixgate.proto.fields import invalid
 class Warmer:
     """Runs warms, each on the worker that the fleet chooses for its prompt: where a call with it will go.
 
-    One that a worker drops is not sent to another: its client has lost nothing, and can ask again.
+    One that a worker drops is sent to another, once, however far it was: its client has got nothing that could be
+    repeated, but for how far it is, which then begins anew.
     """
 
     def __init__(self, fleet: Fleet, encoder: PromptEncoder, metrics: GatewayMetrics) -> None:
@@ -43,33 +46,51 @@ class Warmer:
             raise invalid(
                 request.WhichOneof("input") or "input", f"comes to {len(token_ids)} tokens; must be at most {most}"
             )
-        submit = _submission(request, call, time_remaining())
-        submit.token_ids.extend(token_ids)
         call.charge.reserve(len(token_ids), 0)
-        with self._fleet.place(model.scope(call.tenant, request.cache.salt), token_ids) as placement:
-            description = placement.connection.model.description
-            call.record.worker, call.record.attempts = placement.worker, call.record.attempts + 1
-            trace, outcome = call.trace.attempt(submit, placement.choice), grpc.StatusCode.CANCELLED.name
-            # Last, so that nothing can fail between the call's start at the worker and the promise to end it there.
-            worker_call = placement.connection.session.submit(submit)
-            try:
-                while True:
-                    event = await worker_call.receive()
-                    if event.HasField("prefill"):
-                        yield gateway_pb2.WarmResponse(progress=_progress(event.prefill, len(token_ids)))
-                    if event.HasField("end"):
-                        break
-                record_usage(self._metrics, call, placement.choice, event.end)
-                check_end(event.end, placement)
-                placement.answered()
-                outcome = ""
-                yield gateway_pb2.WarmResponse(completion=completion(event.end, call, description))
-            except CallError as error:
-                outcome = error.code.name
-                raise
-            finally:
-                worker_call.close()
-                trace.end(outcome)
+        failed: set[str] = set()
+        while True:
+            submit = _submission(request, call, time_remaining())
+            submit.token_ids.extend(token_ids)
+            with self._fleet.place(model.scope(call.tenant, request.cache.salt), token_ids, avoid=failed) as placement:
+                if not placement.connection.model.is_alike(model):
+                    # All workers went, and others came, while the prompt was encoded.
+                    raise NoWorkerError("the workers serve another model now; try again")
+                try:
+                    async with aclosing(self._attempt(submit, call, placement)) as messages:
+                        async for message in messages:
+                            yield message
+                    return
+                except CallError as error:
+                    failed.add(placement.worker)
+                    if not may_retry(error, failed, self._fleet):
+                        raise
+
+    async def _attempt(
+        self, submit: worker_pb2.Submit, call: Call, placement: Placement
+    ) -> AsyncGenerator[gateway_pb2.WarmResponse, None]:
+        description = placement.connection.model.description
+        call.record.worker, call.record.attempts = placement.worker, call.record.attempts + 1
+        trace, outcome = call.trace.attempt(submit, placement.choice), grpc.StatusCode.CANCELLED.name
+        # Last, so that nothing can fail between the call's start at the worker and the promise to end it there.
+        worker_call = placement.connection.session.submit(submit)
+        try:
+            while True:
+                event = await worker_call.receive()
+                if event.HasField("prefill"):
+                    yield gateway_pb2.WarmResponse(progress=_progress(event.prefill, len(submit.token_ids)))
+                if event.HasField("end"):
+                    break
+            record_usage(self._metrics, call, placement.choice, event.end)
+            check_end(event.end, placement)
+            placement.answered()
+            outcome = ""
+            yield gateway_pb2.WarmResponse(completion=completion(event.end, call, description))
+        except CallError as error:
+            outcome = error.code.name
+            raise
+        finally:
+            worker_call.close()
+            trace.end(outcome)
 
 
 def _submission(request: gateway_pb2.WarmRequest, call: Call, time_remaining: float | None) -> worker_pb2.Submit:

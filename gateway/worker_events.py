@@ -121,6 +121,8 @@ def _read(event: worker_pb2.CacheEvent) -> Event:
             return Stored(event.stored.tenant, _split(event.stored.hashes))
         case "removed":
             return Removed(event.removed.tenant, _split(event.removed.hashes))
+        case "flushed":
+            return Removed(event.flushed.tenant, _split(event.flushed.hashes), flushed=True)
         case "cleared":
             return Cleared(event.cleared)
     raise LostTrackError("an event of a kind that is not known here")

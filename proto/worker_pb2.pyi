@@ -80,14 +80,16 @@ class EventBatch(_message.Message):
     def __init__(self, first_number: _Optional[int] = ..., events: _Optional[_Iterable[_Union[CacheEvent, _Mapping]]] = ..., snapshot: _Optional[_Union[SnapshotPart, str]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ...) -> None: ...
 
 class CacheEvent(_message.Message):
-    __slots__ = ("stored", "removed", "cleared")
+    __slots__ = ("stored", "removed", "cleared", "flushed")
     STORED_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
     CLEARED_FIELD_NUMBER: _ClassVar[int]
+    FLUSHED_FIELD_NUMBER: _ClassVar[int]
     stored: TenantBlocks
     removed: TenantBlocks
     cleared: str
-    def __init__(self, stored: _Optional[_Union[TenantBlocks, _Mapping]] = ..., removed: _Optional[_Union[TenantBlocks, _Mapping]] = ..., cleared: _Optional[str] = ...) -> None: ...
+    flushed: TenantBlocks
+    def __init__(self, stored: _Optional[_Union[TenantBlocks, _Mapping]] = ..., removed: _Optional[_Union[TenantBlocks, _Mapping]] = ..., cleared: _Optional[str] = ..., flushed: _Optional[_Union[TenantBlocks, _Mapping]] = ...) -> None: ...
 
 class TenantBlocks(_message.Message):
     __slots__ = ("tenant", "hashes")

@@ -141,4 +141,4 @@ def _write(event: Event) -> worker_pb2.CacheEvent:
     if isinstance(event, Stored):
         return worker_pb2.CacheEvent(stored=blocks)
     assert isinstance(event, Removed)
-    return worker_pb2.CacheEvent(removed=blocks)
+    return worker_pb2.CacheEvent(flushed=blocks) if event.flushed else worker_pb2.CacheEvent(removed=blocks)

@@ -67,7 +67,7 @@ class TestFlush:
         matched = [cache.match(scope, ids(50)).cached_tokens for scope in (SCOPE, SALTED, OTHER)]
         assert matched == [40, 0, 40]
         told = [event for _, event in cache.events.since(before)]
-        assert told == [Removed(SCOPE.tenant, tuple(cache.prompt(SALTED, ids(32)).hashes))]
+        assert told == [Removed(SCOPE.tenant, tuple(cache.prompt(SALTED, ids(32)).hashes), flushed=True)]
         cache.check_integrity()
         assert cache.flush(SCOPE.tenant, "a salt that nobody used") == 0
         assert cache.match(SCOPE, ids(50)).cached_tokens == 40

@@ -73,6 +73,12 @@ class FakeCall:
         end = worker_pb2.CallEnd(code=code.value[0], message=message, usage=generation_pb2.Usage(**usage))
         await self._session.step(self.event(end=end))
 
+    async def progress(self, computed: int, cached: int = 0) -> None:
+        """Tell how far the prompt of a warm is."""
+        event = self.event()
+        event.prefill.CopyFrom(worker_pb2.Prefill(cached_tokens=cached, computed_tokens=computed))
+        await self._session.step(event)
+
     async def refuse(self, message: str, retry_seconds: float) -> None:
         """End the call as a full worker does."""
         code = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]

@@ -38,6 +38,44 @@ def test_calls_that_wait_are_spread_and_their_load_ends_with_them(tmp_path: Path
     run(test())
 
 
+def test_a_warm_that_a_worker_drops_goes_to_another_however_far_it_was(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with fleeted(tmp_path, *workers(2)) as f:
+            pending = f.client.stub.Warm(gateway_pb2.WarmRequest(prompt="hi"))
+            index, call = await f.next_call()
+            await call.progress(1)
+            f.sessions[index].close(grpc.StatusCode.INTERNAL, "dead")
+            again = await f.sessions[1 - index].calls.get()
+            call.submit.call_id = again.submit.call_id
+            assert again.submit == call.submit
+            await again.progress(2)
+            await again.end(prompt_tokens=2)
+            messages = [message async for message in pending]
+            assert [message.progress.computed_tokens for message in messages[:-1]] == [1, 2]
+            assert messages[-1].completion.incarnation == f"life-{1 - index}"
+            # And no further than to two.
+            pending = f.client.stub.Warm(gateway_pb2.WarmRequest(prompt="hi"))
+            again = await f.sessions[1 - index].calls.get()
+            await again.end(UNAVAILABLE, "the worker is shutting down")
+            assert await code_of(pending.read()) is UNAVAILABLE
+
+    run(test())
+
+
+def test_the_prompt_of_a_call_that_is_tried_again_counts_once(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with fleeted(tmp_path, *workers(2)) as f:
+            pending = f.complete()
+            index, call = await f.next_call()
+            await call.end(UNAVAILABLE, "the worker is shutting down", prompt_tokens=2, cached_tokens=1)
+            again = await f.sessions[1 - index].calls.get()
+            await again.finish([64], cached_tokens=1, block_hit_tokens=1)
+            assert (await pending).completion.usage.prompt_tokens == 2
+            assert await f.client.metric('prefixgate_gateway_prompt_tokens_total{tenant="local"}') == 2
+
+    run(test())
+
+
 @pytest.mark.parametrize("how", ["status", "ok", "refusal"])
 def test_a_call_that_a_worker_drops_before_it_has_answered_goes_to_another(tmp_path: Path, how: str) -> None:
     async def test() -> None:

@@ -238,6 +238,11 @@ def test_pressure_is_the_turnover_beside_that_of_all() -> None:
     for worker in "xyz":
         picture.snapshot(worker, "life", 0, held)
     assert picture.pressures("xyz") == {"x": 0, "y": 0, "z": 0}
+    # What a tenant flushed tells nothing of how full a pool is.
+    picture.apply("z", "life", 1, Removed("a", held["a"][10:], flushed=True))
+    assert picture.num_blocks("z") == 10
+    assert picture.pressures("xyz") == {"x": 0, "y": 0, "z": 0}
+    picture.snapshot("z", "life", 1, held)
     picture.apply("x", "life", 1, Removed("a", held["a"][10:]))
     assert picture.pressures("xyz") == {"x": 3, "y": 0, "z": 0}
     # Twice as much of a pool that is twice as large is the same turnover.

@@ -48,6 +48,18 @@ def test_another_size_keeps_what_was_used() -> None:
     assert bucket.level == 0
 
 
+def test_who_is_allowed_less_pays_off_a_minutes_worth_at_most() -> None:
+    clock = Clock()
+    bucket = TokenBucket(1_000_000, clock)
+    bucket.take(900_000)
+    bucket.resize(10)
+    assert bucket.level == -10
+    clock.now += 60
+    assert bucket.level == 0
+    bucket.resize(1_000_000)
+    assert bucket.seconds_until(999_990) == 0.0
+
+
 @given(
     per_minute=st.integers(1, 1000),
     steps=st.lists(st.tuples(st.floats(0, 100), st.integers(0, 200)), max_size=50),

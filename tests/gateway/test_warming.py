@@ -20,12 +20,6 @@ def warm(**fields: Any) -> gateway_pb2.WarmRequest:
     return gateway_pb2.WarmRequest(token_ids=gateway_pb2.TokenIds(ids=IDS), **fields)
 
 
-async def tell(r: Rig, call: FakeCall, cached: int, computed: int) -> None:
-    event = call.event()
-    event.prefill.CopyFrom(worker_pb2.Prefill(cached_tokens=cached, computed_tokens=computed))
-    await r.session.step(event)
-
-
 def test_the_call_is_the_tenants_and_samples_nothing() -> None:
     async def test() -> None:
         async with rig(tenant_settings=tenants(acme="key")) as r:
@@ -50,10 +44,10 @@ def test_progress_comes_as_it_is_made_and_the_completion_last() -> None:
         async with rig() as r:
             stream = aiter(r.stub.Warm(warm(request_id="mine")))
             call = await r.next_call()
-            await tell(r, call, 1, 2)
+            await call.progress(2, 1)
             first = await anext(stream)
             assert first.progress == gateway_pb2.WarmProgress(prompt_tokens=4, cached_tokens=1, computed_tokens=2)
-            await tell(r, call, 1, 3)
+            await call.progress(3, 1)
             await call.end(prompt_tokens=4, cached_tokens=1, block_hit_tokens=1)
             rest = [message async for message in stream]
             assert rest[-1].completion.usage.cached_tokens == 1

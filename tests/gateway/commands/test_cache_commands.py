@@ -68,6 +68,24 @@ def test_explain_as_json(gateway: ScriptedGateway, socket: str, capsys: pytest.C
     assert (document["cached_tokens"], document["miss_reason"]) == (1100, "MISS_REASON_DIVERGED")
 
 
+@pytest.mark.parametrize(("what", "salt"), [(["--all"], None), (["--salt", "s"], "s"), (["--salt", ""], "")])
+def test_flush_forgets_what_it_is_told_to(
+    gateway: ScriptedGateway, socket: str, capsys: pytest.CaptureFixture[str], what: list[str], salt: str | None
+) -> None:
+    gateway.answers["Flush"] = gateway_pb2.FlushResponse(freed_blocks=1234, ended_pins=1)
+    assert main(["flush", *what, "--address", socket]) == 0
+    (request,) = gateway.requests
+    assert (request.salt if request.HasField("salt") else None) == salt
+    assert capsys.readouterr().out == "1,234 blocks freed, 1 pins ended\n"
+
+
+@pytest.mark.parametrize("what", [[], ["--all", "--salt", "s"]])
+def test_flush_is_told_what_or_does_nothing(gateway: ScriptedGateway, socket: str, what: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["flush", *what, "--address", socket])
+    assert gateway.requests == []
+
+
 @pytest.mark.parametrize("reason", gateway_pb2.MissReason.values())
 def test_every_reason_has_words(reason: gateway_pb2.MissReason) -> None:
     words = why_missed(gateway_pb2.ExplainResponse(cached_tokens=7, miss_reason=reason))
