@@ -1,6 +1,7 @@
 """The adapter to vllm-flash-attn, over doubles of both of its generations: what it is told, and what comes of it."""
 
 import importlib
+import itertools
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -97,6 +98,13 @@ def compare(backend: FlashAttention, case: Case, scoring: Scoring, *, share: boo
 @pytest.mark.parametrize("scoring", [Scoring(0.25), Scoring(0.3, window=9), Scoring(0.3, softcap=2.0)])
 def test_mixed_rows_come_out_as_from_the_reference(generation: str, dtype: torch.dtype, scoring: Scoring) -> None:
     compare(make(FlashDouble(), generation), Case(MIXED, dtype=dtype), scoring)
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+@pytest.mark.parametrize("order", itertools.permutations(range(3)))
+def test_rows_with_and_without_a_hit_go_together_in_any_order(generation: str, order: tuple[int, ...]) -> None:
+    rows = [(5 * 16, 9, [*TRUNK[:5], 1]), (0, 50, [2, 3, 4, 5]), (4 * 16, 30, [*TRUNK[:4], 6, 7])]
+    compare(make(FlashDouble(), generation), Case([rows[i] for i in order]), Scoring(0.25))
 
 
 @st.composite
