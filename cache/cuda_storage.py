@@ -1,6 +1,8 @@
 """The pool's bytes on a CUDA device, copied by one kernel launch for each plan."""
 
+from array import array
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 
@@ -45,8 +47,9 @@ class CudaKVStorage(TorchKVStorage):
         launch = plan_launch(copies, self._shape, self.data.data_ptr(), self._kernel.processors)
         device = self.data.device
         with torch.cuda.device(device):
-            pinned = torch.tensor(copies, dtype=torch.int32).pin_memory()
-            table = pinned.to(device, non_blocking=True)
+            # An array first: torch takes three times as long to look through nested tuples.
+            pairs = torch.frombuffer(array("i", chain.from_iterable(copies)), dtype=torch.int32)
+            table = pairs.pin_memory().to(device, non_blocking=True)
             stream = torch.cuda.current_stream(device).cuda_stream
             self._kernel.launch(launch, self.data.data_ptr(), table.data_ptr(), stream)
 
