@@ -130,8 +130,10 @@ def _leave(code: int) -> NoReturn:
 
 def _key(_: argparse.Namespace) -> int:
     key = new_api_key()
+    digest = digest_api_key(key.encode())
     say(f"API key, for the client (it is shown this once):\n  {key}")
-    say(f'Its digest, for the configuration file:\n  [tenants.NAME]\n  api_keys = ["{digest_api_key(key.encode())}"]')
+    say(f'Its digest, for the configuration file:\n  [tenants.NAME]\n  api_keys = ["{digest}"]')
+    say(f'Or, where the key is to open the status page:\n  [gateway]\n  operator_keys = ["{digest}"]')
     return 0
 
 
@@ -184,7 +186,7 @@ model files. Gateway and worker need the same hash key (hash_key_file, or the va
     Command(
         "key",
         _key,
-        "make an API key for a tenant",
+        "make an API key for a tenant, or for the status page",
         """\
 Makes a random API key and the digest that stands for it in the configuration file. The key itself is stored nowhere.
 """,

@@ -111,7 +111,9 @@ def test_a_new_key_comes_with_the_digest_that_configures_it(capsys: pytest.Captu
     text = capsys.readouterr().out
     key = re.search(r"pg-\S+", text)
     assert key is not None
-    assert f'api_keys = ["{digest_api_key(key[0].encode())}"]' in text
+    digest = digest_api_key(key[0].encode())
+    assert f'[tenants.NAME]\n  api_keys = ["{digest}"]' in text
+    assert f'[gateway]\n  operator_keys = ["{digest}"]' in text
 
 
 def test_no_module_of_the_gateway_loads_torch() -> None:

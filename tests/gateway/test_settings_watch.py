@@ -129,9 +129,9 @@ def test_whoever_asks_has_it_read_at_once_also_unchanged(path: Path) -> None:
 
 def test_what_needs_a_restart_is_named_and_secrets_are_not(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     watched = Watched(path)
-    secret = "ab" * 16
+    secret, digest = "ab" * 16, "sha256:" + "0f" * 32
     path.write_text(
-        f'[gateway]\nlisten = "127.0.0.1:1"\n[cache]\nhash_key = "{secret}"\n[worker]\nmax_running = 1\n'
+        f'[gateway]\nlisten = "127.0.0.1:1"\noperator_keys = ["{digest}"]\n[cache]\nhash_key = "{secret}"\n[worker]\nmax_running = 1\n'
         "[limits]\nmax_outputs = 2\n" + tenants("blue")
     )
     with caplog.at_level(logging.INFO):
@@ -140,7 +140,7 @@ def test_what_needs_a_restart_is_named_and_secrets_are_not(path: Path, caplog: p
         assert f"{key} has changed; that takes effect when the gateway is started anew" in caplog.text
     assert caplog.text.count("started anew") == 2
     assert secret not in caplog.text
-    assert watched.applied[0].gateway == GatewaySettings(listen="127.0.0.1:1")
+    assert watched.applied[0].gateway == GatewaySettings(listen="127.0.0.1:1", operator_keys=(digest,))
     assert watched.applied[0].limits.max_outputs == 2
 
 

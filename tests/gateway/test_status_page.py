@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from prefixgate.config.settings import GatewaySettings, Settings
+from prefixgate.gateway.status_document import StatusDocument
+from prefixgate.gateway.status_history import StatusHistory
 from prefixgate.gateway.tenants import digest_api_key
 from prefixgate.proto import worker_pb2
 from tests.gateway.fake_worker import FakeWorker
@@ -228,6 +231,40 @@ def test_with_a_key_no_part_is_shown_without_it(path: str) -> None:
             assert (await fetch(at, path, Authorization="Bearer pg-op"))[0] == 200
             # Metrics and probes stay as they were.
             assert (await fetch(at, "/healthz"))[0] == (await fetch(at, "/metrics"))[0] == 200
+
+    run(scenario())
+
+
+def test_keys_are_exchanged_while_the_gateway_runs() -> None:
+    async def scenario() -> None:
+        async with rig(surveyed()) as at:
+            assert (await fetch(at, "/status.json"))[0] == 200
+            at.server.apply(Settings(gateway=GatewaySettings(operator_keys=(digest_api_key(b"pg-op"),))))
+            assert (await fetch(at, "/status.json"))[0] == 401
+            assert (await fetch(at, "/status.json", Authorization="Bearer pg-op"))[0] == 200
+
+    run(scenario())
+
+
+def test_what_cannot_be_asked_or_written_ends_neither_the_gateway_nor_its_calls(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("secret")
+
+    async def scenario() -> None:
+        async with rig(surveyed()) as at:
+            monkeypatch.setattr(StatusDocument, "write", fail)
+            monkeypatch.setattr(StatusHistory, "note", fail)
+            status, _, body = await fetch(at, "/status.json")
+            assert (status, "secret" in body) == (500, False)
+            while "could not be noted" not in caplog.text:
+                await fetch(at, "/healthz")
+            answer = asyncio.ensure_future(at.stub.Complete(prompt("hi")))
+            await (await at.next_call()).finish([65])
+            assert (await answer).outputs[0].token_ids == [65]
+            monkeypatch.undo()
+            assert (await document(at))["state"] == "ready"
 
     run(scenario())
 

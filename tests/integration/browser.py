@@ -30,9 +30,19 @@ def browser() -> Iterator[Browser]:
 class Viewer:
     """A page that is open, and all that it complained of."""
 
-    def __init__(self, browser: Browser, url: str, *, size: tuple[int, int] = WIDE, scheme: str = "light") -> None:
+    def __init__(
+        self,
+        browser: Browser,
+        url: str,
+        *,
+        size: tuple[int, int] = WIDE,
+        scheme: str = "light",
+        password: str | None = None,
+    ) -> None:
         self.complaints: list[str] = []
         look: Any = {"viewport": {"width": size[0], "height": size[1]}, "color_scheme": scheme}
+        if password is not None:
+            look["http_credentials"] = {"username": "", "password": password}
         self._context = browser.new_context(**look)
         self._context.set_default_timeout(HANG_SECONDS * 1e3)
         self.page: Page = self._context.new_page()

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
+from prefixgate.gateway.tenants import digest_api_key
 from tests.integration.asking import Stream, prompt
 from tests.integration.browser import MISSING, PHONE, PROGRAM, WIDE, Viewer, browser
 from tests.integration.scrape import fetch
-from tests.integration.sidecar import Sidecar
+from tests.integration.sidecar import Program, Sidecar
 from tests.integration.waiting import until
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason=MISSING)
@@ -183,6 +184,18 @@ _CONTRASTS = """() => {
   }
   return found;
 }"""
+
+
+def test_a_key_opens_the_page_in_a_browser(chromium: Browser, tmp_path: Path) -> None:
+    arguments = (f"--operator-keys={digest_api_key(b'pg-op')}", f"--workers=unix:{tmp_path}/nobody.sock")
+    ports = ("--gateway-listen=127.0.0.1:0", "--gateway-http=0.0.0.0:0")
+    with Program(tmp_path / "gateway.log", "prefixgate.gateway", "gateway", *ports, *arguments) as gateway:
+        page = gateway.logged(r"Status page on (\S+)").replace("0.0.0.0", "127.0.0.1")
+        with Viewer(chromium, page, password="pg-other") as refused:
+            assert "the key of the operator is needed" in refused.text("body")
+        with Viewer(chromium, page, password="pg-op") as viewer:
+            viewer.until("document.querySelector('#state').textContent === 'no worker'")
+            assert viewer.complaints == []
 
 
 def test_a_worker_and_a_gateway_that_go_away_are_told_of(chromium: Browser, tmp_path: Path) -> None:
