@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from prefixgate.gateway.call_trace import UNTRACED, Traces
 from prefixgate.proto import gateway_pb2, generation_pb2
 from prefixgate.proto.log_lines import JsonLines
 from tests.gateway.rig import Rig, chat, collect, prompt, rig, run, tenants
+from tests.project.tree import ROOT
 from tests.tracing import Recorded, trace_id
 
 SECRET = "what nobody may read"
@@ -71,6 +73,21 @@ def test_a_call_that_went_well_has_one_line_with_what_it_cost(caplog: pytest.Log
         "finish": ["length"],
         "queue_seconds": 0.25,
     }
+
+
+def test_the_page_about_logs_has_every_field_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    recorded = Recorded()
+
+    async def scenario(it: Rig) -> None:
+        stream = it.stub.Generate(prompt("hello"))
+        await (await it.next_call()).finish([65])
+        await collect(stream)
+
+    (line,) = logged(caplog, scenario, traces=CallSpans(recorded.tracing, trust_clients=False))
+    _, _, section = (ROOT / "docs" / "tracing.md").read_text().partition("## Logs")
+    rows = re.findall(r"^\| (`.+?) \|", section, re.MULTILINE)
+    told = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert told == [name for name in line if name not in ("time", "level", "logger", "message")]
 
 
 def test_each_call_has_one_line_however_it_ended(caplog: pytest.LogCaptureFixture) -> None:
