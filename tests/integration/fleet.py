@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import signal
+import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
@@ -17,13 +18,16 @@ from tests.integration.waiting import HANG_SECONDS, until
 
 
 class WorkerProcess:
-    """One worker, under an address that it keeps."""
+    """One worker, under addresses that it keeps."""
 
     def __init__(self, folder: Path, number: int) -> None:
         self.address = f"unix:{folder}/{number}.sock"
         self._folder = folder
         self._number = number
         self._lives = 0
+        # An address of this machine that no other test listens at or calls from, so that its port stays free between
+        # two lives.
+        self._http = "127.0.0.2:0"
         self.program: Program | None = None
 
     def start(self, model: str, *flags: str) -> None:
@@ -34,11 +38,12 @@ class WorkerProcess:
             "prefixgate.worker",
             f"--config={self._folder}/settings.toml",
             f"--worker-listen={self.address}",
-            "--worker-http=127.0.0.1:0",
+            f"--worker-http={self._http}",
             f"--model={model}",
             *flags,
         )
         self.metrics_url = self.program.logged(r"Metrics on (\S+)")
+        self._http = urllib.parse.urlsplit(self.metrics_url).netloc
 
     @property
     def page(self) -> Page:

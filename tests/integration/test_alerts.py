@@ -48,7 +48,7 @@ def until_only(server: Prometheus, name: str) -> None:
     )
 
 
-def test_a_worker_that_is_killed(tmp_path: Path) -> None:
+def test_a_worker_that_is_killed_and_comes_back(tmp_path: Path) -> None:
     def ask(number: int) -> tuple[gateway_pb2.GenerateRequest, str]:
         return prompt(f"{TEXT}{number}", 2), "acme"
 
@@ -67,6 +67,11 @@ def test_a_worker_that_is_killed(tmp_path: Path) -> None:
         assert told == {fleet.workers[0].address, "prefixgate-worker"}
         # Its gauges are gone with it, and the other's are not.
         assert len(server.query('prefixgate_worker_pool_blocks{state="free"}')) == 1
+        fleet.restart(0, "witness")
+        until(lambda: not server.alerts(), "the alert ends when the worker is back")
+        # Its counters began anew, which a rate understands.
+        server.until("sum(resets(prefixgate_worker_steps_total[10m]))", lambda resets: resets == 1)
+        assert all(rate >= 0 for rate in server.numbers("rate(prefixgate_worker_queried_tokens_total[10m])"))
 
 
 def test_a_pool_that_is_filled(tmp_path: Path) -> None:
