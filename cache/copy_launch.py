@@ -1,5 +1,6 @@
 """How a plan's copies become one launch: which entry of the kernel, how large a grid, which arguments."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,10 @@ MAX_BLOCK_BYTES = (1 << 31) - 1
 _MAX_GRID_Y = 65_535
 _THREAD_BLOCKS_PER_PROCESSOR = 64
 """About a dozen rounds of what one runs at once: the last, which leaves some idle, is a small part of the work then."""
+
+MAX_ROUNDS = 4
+"""How often a thread goes round its loop at most. With longer slices more pairs are under way at the same time, over more
+pages of memory than a device keeps the translations of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +74,15 @@ def check_copies(copies: Sequence[Copy], num_blocks: int, block_size: int) -> No
 def plan_launch(copies: Sequence[Copy], shape: BlockShape, pool_address: int, processors: int) -> CopyLaunch:
     """Plan the launch that runs copies, at least one, on a device of so many multiprocessors.
 
-    A pair is cut into slices so that one pair alone fills the device. No slice gets less than every thread can have
-    under way at once, and there are no more slices than fill the device some rounds over.
+    A pair is cut into slices: as many as fill the device some times over, and as many as keep each short. No slice gets
+    less than every thread can have under way at once.
     """
     vectors = pool_address % VECTOR_BYTES == 0 and shape.row_bytes % VECTOR_BYTES == 0
     unit = VECTOR_BYTES if vectors else 1
     largest = max(copy.tokens for copy in copies) * shape.token_bytes * shape.rows
-    useful = -(-largest // (unit * THREADS * ACCESSES_IN_FLIGHT))
-    wanted = -(-processors * _THREAD_BLOCKS_PER_PROCESSOR // len(copies))
+    useful = math.ceil(largest / (unit * THREADS * ACCESSES_IN_FLIGHT))
+    filling = math.ceil(processors * _THREAD_BLOCKS_PER_PROCESSOR / len(copies))
+    wanted = max(filling, math.ceil(useful / MAX_ROUNDS))
     return CopyLaunch(
         entry="copy_vectors" if vectors else "copy_bytes",
         grid=(max(1, min(wanted, useful)), min(len(copies), _MAX_GRID_Y), 1),

@@ -10,6 +10,7 @@ from prefixgate.cache.copy_kernel import SOURCE
 from prefixgate.cache.copy_launch import (
     ACCESSES_IN_FLIGHT,
     MAX_BLOCK_BYTES,
+    MAX_ROUNDS,
     THREADS,
     BlockShape,
     check_copies,
@@ -40,6 +41,14 @@ def test_one_pair_fills_the_device_and_so_do_thousands(count: int) -> None:
     # Eight rounds: then the last, which may leave almost all of the device idle, is an eighth of the work at most.
     assert thread_blocks(count) >= min(8 * ROUND, count * LARGE.block_bytes // (16 * THREADS * ACCESSES_IN_FLIGHT))
     assert thread_blocks(count) >= ROUND / 2
+
+
+@pytest.mark.parametrize("count", [1, 64, 4_096])
+@pytest.mark.parametrize("tokens", [1, 5, 16])
+def test_no_slice_takes_more_than_some_rounds(count: int, tokens: int) -> None:
+    slices = plan_launch(pairs(count, tokens), LARGE, 0, PROCESSORS).grid[0]
+    accesses = LARGE.rows * LARGE.token_bytes * tokens // 16
+    assert accesses <= slices * THREADS * ACCESSES_IN_FLIGHT * MAX_ROUNDS
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 16])
