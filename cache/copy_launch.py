@@ -21,8 +21,8 @@ _THREAD_BLOCKS_PER_PROCESSOR = 64
 """About a dozen rounds of what one runs at once: the last, which leaves some idle, is a small part of the work then."""
 
 MAX_ROUNDS = 4
-"""How often a thread goes round its loop at most. With longer slices more pairs are under way at the same time, over more
-pages of memory than a device keeps the translations of."""
+"""How often a thread goes round its loop at most. With longer slices more pairs are under way at the same time, over
+more pages of memory than a device keeps the translations of."""
 
 
 @dataclass(frozen=True, slots=True)
