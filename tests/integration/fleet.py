@@ -13,7 +13,7 @@ import grpc
 from prefixgate.gateway.readiness import until_serving
 from prefixgate.proto.transport import CHANNEL_OPTIONS
 from tests.integration.scrape import Page, scrape
-from tests.integration.sidecar import Program, write_settings
+from tests.integration.sidecar import HASH_KEY, Program, write_settings
 from tests.integration.waiting import HANG_SECONDS, until
 
 
@@ -30,7 +30,7 @@ class WorkerProcess:
         self._http = "127.0.0.2:0"
         self.program: Program | None = None
 
-    def start(self, model: str, *flags: str) -> None:
+    def start(self, model: str, *flags: str, hash_key: str = HASH_KEY) -> None:
         """Start it, where the one before is gone."""
         self._lives += 1
         self.program = Program(
@@ -41,6 +41,7 @@ class WorkerProcess:
             f"--worker-http={self._http}",
             f"--model={model}",
             *flags,
+            hash_key=hash_key,
         )
         self.metrics_url = self.program.logged(r"Metrics on (\S+)")
         self._http = urllib.parse.urlsplit(self.metrics_url).netloc

@@ -105,10 +105,11 @@ class Sidecar(Served, Pair):
 class Program:
     """One process and its log; as a context manager it is ended, however that goes."""
 
-    def __init__(self, log: Path, *arguments: str) -> None:
+    def __init__(self, log: Path, *arguments: str, hash_key: str = HASH_KEY, script: str = "") -> None:
+        """Run a module with its arguments, or a ``script`` with those."""
         self._log = log
-        command = [sys.executable, "-P", "-m", *arguments]
-        environment = {**os.environ, HASH_KEY_VARIABLE: HASH_KEY}
+        command = [sys.executable, "-P", *(["-c", script] if script else ["-m"]), *arguments]
+        environment = {**os.environ, HASH_KEY_VARIABLE: hash_key}
         with log.open("w") as file:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=file, env=environment)
 

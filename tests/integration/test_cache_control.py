@@ -231,3 +231,25 @@ def test_stats_tell_a_tenant_of_itself_alone(trio: Trio) -> None:
     assert after.hit_tokens - before.hit_tokens == PROMPT_TOKENS - 1
     assert after.cached_blocks > before.cached_blocks
     assert bolt.stats() == bolts
+
+
+def test_to_tokenize_neither_finds_nor_leaves_anything(trio: Trio) -> None:
+    acme, bolt, _ = trio
+    prompt = new_prompt()
+    acme.generate(prompt)
+    before = acme.stats(), bolt.stats()
+    request = gateway_pb2.TokenizeRequest(prompt=prompt)
+    answer = acme.do("Tokenize", request)
+    assert len(answer.token_ids) == PROMPT_TOKENS
+    assert bolt.do("Tokenize", request) == answer
+    assert (acme.stats(), bolt.stats()) == before
+    assert seen(bolt.explain(prompt)) == NEVER_SEEN
+
+
+def test_no_method_is_without_its_pair_of_tests() -> None:
+    """Whoever adds one adds a test here, or in test_isolation.py, that no other tenant sees through it."""
+    methods = {method.name for method in gateway_pb2.DESCRIPTOR.services_by_name["Gateway"].methods}
+    assert methods == {
+        *("Generate", "Complete"),  # test_isolation.py
+        *("Explain", "Warm", "Pin", "Unpin", "ListPins", "Flush", "Stats", "Tokenize"),
+    }
