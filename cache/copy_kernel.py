@@ -1,7 +1,6 @@
 """The copy kernel on one device: compiled, loaded, and launched once for each plan."""
 
 import ctypes
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,15 +35,16 @@ class _TorchStream:
 class DeviceCopyKernel:
     """The kernel through ``cuda.core``.
 
-    ``entry`` finds an entry point of the loaded code by name. cuda.core and torch share a device's primary context;
-    whoever launches has it current, as a thread does that works with torch on the device.
+    ``code`` is the kernel's loaded ``ObjectCode``. cuda.core and torch share a device's primary context; whoever launches
+    has it current, as a thread does that works with torch on the device.
     """
 
-    def __init__(self, processors: int, entry: Callable[[str], Any]) -> None:
+    def __init__(self, processors: int, code: Any) -> None:
         from cuda.core import LaunchConfig, launch
 
         self.processors = processors
-        self._entries = {name: entry(name) for name in ("copy_vectors", "copy_bytes")}
+        self._code = code  # kept, since it owns what its entry points point to
+        self._entries = {name: code.get_kernel(name) for name in ("copy_vectors", "copy_bytes")}
         self._config = LaunchConfig
         self._launch = launch
 
@@ -74,7 +74,7 @@ def load_copy_kernel(device_index: int, folder: Path) -> DeviceCopyKernel:
         raise KernelUnavailableError(f"CUDA device {device_index} is not to be had: {error}") from error
     code = compiled(SOURCE, arch, folder)
     try:
-        return DeviceCopyKernel(processors, ObjectCode.from_cubin(code, name=SOURCE.stem).get_kernel)
+        return DeviceCopyKernel(processors, ObjectCode.from_cubin(code, name=SOURCE.stem))
     except Exception as error:
         raise KernelUnavailableError(f"the driver does not load code for sm_{arch}: {error}") from error
 

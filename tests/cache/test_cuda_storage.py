@@ -234,7 +234,7 @@ def test_a_launch_reaches_cuda_core_as_it_was_planned(monkeypatch: pytest.Monkey
     core = pytest.importorskip("cuda.core", reason="cuda-core is not installed")
     launched: list[tuple[object, ...]] = []
     monkeypatch.setattr(core, "launch", lambda *arguments: launched.append(arguments))
-    kernel = DeviceCopyKernel(132, lambda name: f"kernel {name}")
+    kernel = DeviceCopyKernel(132, FakeCode(b"copy_vectors copy_bytes"))
     kernel.launch(CopyLaunch("copy_bytes", (5, 7, 1), (7, 4, 104, 8)), 1 << 47, 1 << 46, 0xABC)
     ((stream, config, entry, *arguments),) = launched
     assert stream.__cuda_stream__() == (0, 0xABC)  # type: ignore[attr-defined]
