@@ -35,8 +35,8 @@ class _TorchStream:
 class DeviceCopyKernel:
     """The kernel through ``cuda.core``.
 
-    ``code`` is the kernel's loaded ``ObjectCode``. cuda.core and torch share a device's primary context; whoever launches
-    has it current, as a thread does that works with torch on the device.
+    ``code`` is the kernel's loaded ``ObjectCode``. cuda.core and torch share a device's primary context; whoever
+    launches has it current, as a thread does that works with torch on the device.
     """
 
     def __init__(self, processors: int, code: Any) -> None:
