@@ -75,14 +75,14 @@ def check(backend: TritonAttention, case: Case, *, share: bool = True, tolerance
     torch.testing.assert_close(found, attend_by_hand(case), rtol=tolerance, atol=tolerance)
 
 
-@given(case=cases(most_rows=3, most_tokens=20))
-@settings(max_examples=12)
+@given(case=cases(most_rows=3, most_tokens=12))
+@settings(max_examples=8)
 def test_attention_is_what_its_definition_says(backend: TritonAttention, case: Case) -> None:
     check(backend, case)
 
 
 @given(case=cases(torch.float16, most_rows=2, most_tokens=9))
-@settings(max_examples=4)
+@settings(max_examples=3)
 def test_float16_is_accumulated_in_float32(backend: TritonAttention, case: Case) -> None:
     check(backend, case, tolerance=4e-3)
 
@@ -108,7 +108,7 @@ def bfloat16_products() -> Iterator[None]:
 
 
 @given(case=cases(torch.bfloat16, most_rows=2, most_tokens=9))
-@settings(max_examples=4)
+@settings(max_examples=3)
 @pytest.mark.usefixtures("bfloat16_products")
 def test_bfloat16_is_accumulated_in_float32(backend: TritonAttention, case: Case) -> None:
     check(backend, case, tolerance=2e-2)
@@ -141,14 +141,8 @@ def test_rows_that_share_a_long_beginning_attend_to_it_together(backend: TritonA
     check(backend, case)
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        AttentionShape(KVLayout(2, 1, 64, torch.float16), 2, windows=True, softcap=True, sinks=True),
-        AttentionShape(KVLayout(2, 1, 40, torch.float32), 3),
-    ],
-)
-def test_it_passes_the_check_before_it_serves(backend: TritonAttention, shape: AttentionShape) -> None:
+def test_it_passes_the_check_before_it_serves(backend: TritonAttention) -> None:
+    shape = AttentionShape(KVLayout(2, 1, 40, torch.float16), 2, windows=True, softcap=True, sinks=True)
     check_attention(backend, shape, CPU)
 
 
@@ -272,7 +266,7 @@ def test_a_decode_step_does_the_same_on_the_host_whatever_its_tensors_hold(
 
 
 @given(case=cases(most_rows=2, most_tokens=5))
-@settings(max_examples=5)
+@settings(max_examples=3)
 def test_tokens_are_written_where_their_rows_say(backend: TritonAttention, case: Case) -> None:
     key, value = (
         torch.randn(KV_HEADS, len(case.query), case.query.shape[2]).transpose(0, 1) for _ in range(2)
