@@ -16,6 +16,8 @@ class TenantShare:
 
     floor: int = 0
     cap: int | None = None
+    pin_cap: int | None = None
+    """Most blocks that its pins hold; None is what the pins of all may hold."""
 
 
 @dataclass(eq=False, slots=True)
@@ -28,6 +30,7 @@ class Account:
     tenant: str
     floor: int
     cap: int
+    pin_cap: int | None = None
     number: int = 0
     """Its own among the accounts of one pool, from 1 on: short for the tenant, see ``BlockPool.owners``."""
     active: int = 0
@@ -98,7 +101,8 @@ class Accounts:
 
     def _opened(self, tenant: str) -> Account:
         share = self._shares.get(tenant, TenantShare())
-        return Account(tenant, share.floor, self._num_blocks if share.cap is None else share.cap)
+        cap = self._num_blocks if share.cap is None else share.cap
+        return Account(tenant, share.floor, cap, pin_cap=share.pin_cap)
 
     def forget_empty(self, account: Account) -> None:
         """Close the account of a tenant that was not configured and holds nothing.

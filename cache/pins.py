@@ -91,6 +91,9 @@ class Pins:
         new = sum(1 for block in blocks if block not in self._pinned)
         if self.num_blocks + new > self.limit:
             raise PinLimitError(f"{new} more blocks than {self.num_blocks} would be pinned; the limit is {self.limit}")
+        own = self._by_tenant[account.tenant]
+        if account.pin_cap is not None and own + new > account.pin_cap:
+            raise PinLimitError(f"{new} more than {own} of the tenant's would be pinned; it may pin {account.pin_cap}")
         pin = Pin(secrets.randbits(64), account, root, blocks, expires_at)
         self._pins[pin.pin_id] = pin
         if blocks:

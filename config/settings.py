@@ -228,6 +228,13 @@ class TenantSettings:
     cap_blocks: int | None = setting(
         None, Integer(1, 1 << 31), "Most blocks that the tenant holds, cached ones included.", unit="blocks"
     )
+    pin_cap_blocks: int | None = setting(
+        None,
+        Integer(0, 1 << 31),
+        "Most blocks that the tenant's pins hold. Not set: as many as the pins of all together (cache.pin_share), so "
+        "that who comes first can have all of them.",
+        unit="blocks",
+    )
     weight: float = setting(
         1.0,
         Number(0.01, 100),

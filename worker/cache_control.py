@@ -65,10 +65,12 @@ class CacheControl:
             pin = self._cache.pin(scope, token_ids, expires_at=self._clock() + ttl_seconds)
         except PinLimitError:
             blocks = len(self._cache.match(scope, token_ids).blocks)
+            most = self._cache.accounts.view(scope.tenant).pin_cap
+            own = "" if most is None else f", and the tenant's own {most}"
             raise RefusedError(
                 StatusCode.RESOURCE_EXHAUSTED,
                 f"the prompt's {blocks} cached blocks of {size} tokens cannot be pinned beside what is pinned and in "
-                f"use: of this worker's {self._cache.num_blocks} blocks all pins together may hold {limit}",
+                f"use: of this worker's {self._cache.num_blocks} blocks all pins together may hold {limit}{own}",
             ) from None
         if not pin.blocks:
             self._cache.unpin(scope.tenant, pin.pin_id)

@@ -266,7 +266,10 @@ class WorkerServer:
     def _make_cache(self, num_blocks: int) -> PrefixCache:
         """Share the pool out between the tenants. Raises SettingsError where it does not go round."""
         tenants = self._settings.tenants
-        shares = {name: TenantShare(tenant.floor_blocks, tenant.cap_blocks) for name, tenant in tenants.items()}
+        shares = {
+            name: TenantShare(tenant.floor_blocks, tenant.cap_blocks, tenant.pin_cap_blocks)
+            for name, tenant in tenants.items()
+        }
         index = NullPrefixIndex if self._settings.cache.mode == "off" else PrefixIndex
         policy = LRUPolicy if self._settings.cache.eviction == "lru" else AdaptivePolicy
         try:

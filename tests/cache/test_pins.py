@@ -99,6 +99,27 @@ def test_a_pin_leaves_another_tenants_floor_and_its_own_cap_alone() -> None:
     cache.check_integrity()
 
 
+def test_a_tenant_that_may_pin_so_much_leaves_the_rest_to_others() -> None:
+    shares = {"tenant": TenantShare(pin_cap=3), "other": TenantShare()}
+    cache = PrefixCache(32, BlockHasher(KEY), shares=shares, pin_limit=8)
+    serve(cache, ids(2))
+    serve(cache, ids(2, 1))
+    pin = cache.pin(SCOPE, ids(2), expires_at=1.0)
+    with pytest.raises(PinLimitError, match="2 more than 2 of the tenant's would be pinned; it may pin 3"):
+        cache.pin(SCOPE, ids(2, 1), expires_at=1.0)
+    # Nor by another length of what is pinned, but one block of it is: only what is new counts.
+    assert cache.pin(SCOPE, ids(2), expires_at=9.0) is pin
+    assert len(cache.pin(SCOPE, ids(1), expires_at=1.0).blocks) == 1
+    other = CacheScope("other", "m")
+    serve(cache, ids(5, 2), scope=other)
+    assert len(cache.pin(other, ids(5, 2), expires_at=1.0).blocks) == 5
+    cache.check_integrity()
+    # What it unpins it may pin again.
+    assert cache.unpin("tenant", pin.pin_id)
+    assert len(cache.pin(SCOPE, ids(2, 1), expires_at=1.0).blocks) == 2
+    cache.check_integrity()
+
+
 def test_another_tenant_cannot_release_a_pin() -> None:
     cache = pinning_cache()
     serve(cache, ids(2))
