@@ -7,7 +7,7 @@ STUBS ?= proto
 
 .PHONY: help
 help: ## Show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 
 .PHONY: venv
 venv: .venv/installed ## Install everything into .venv, as pinned in constraints.txt
@@ -49,6 +49,13 @@ soak: venv programs ## The tests with their full counts; takes long
 cudastack: ## Install constraints-cuda.txt into a fresh environment and run the tests on it; 7 GB
 	rm -rf .cache/cudastack
 	.ci/cuda-stack .cache/cudastack
+
+# Where there is a card there may be no .venv, and nothing to make one from.
+GPU_PYTHON ?= $(if $(wildcard .venv/installed),.venv/bin/python,python3)
+
+.PHONY: gpu-check
+gpu-check: ## Try and measure a CUDA device, in under eight minutes; figures in build/gpu.json
+	$(GPU_PYTHON) benchmarks/gpu.py --json build/gpu.json
 
 .PHONY: proto
 proto: venv ## Make the Python stubs from the .proto files

@@ -45,7 +45,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 from transformers.utils import logging as transformers_logging
 
-from benchmarks.hosted_worker import TENANT, BenchEngine, serve
+from benchmarks.bench_engine import TENANT, BenchEngine
+from benchmarks.hosted_worker import serve
 from benchmarks.llama_model import NOT_INSTALLED, LlamaModel
 from benchmarks.stock_model import StockModel
 from prefixgate.cache.hashing import CacheScope

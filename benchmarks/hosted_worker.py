@@ -1,4 +1,4 @@
-"""An engine over a loaded model, as benchmarks drive it: step by step, or through the worker's service."""
+"""A benchmark's engine behind the worker's service, and a client of it."""
 
 import asyncio
 import contextlib
@@ -10,57 +10,13 @@ from collections.abc import AsyncIterator, Sequence
 import grpc.aio
 from grpc import StatusCode
 
-from prefixgate.cache.hashing import BlockHasher, CacheScope
-from prefixgate.cache.prefix_cache import PrefixCache
+from benchmarks.bench_engine import LIMITS, TENANT, BenchEngine
 from prefixgate.proto import generation_pb2, worker_pb2, worker_pb2_grpc
 from prefixgate.proto.transport import CHANNEL_OPTIONS, PROTOCOL_VERSION, SERVER_OPTIONS
-from prefixgate.worker.engine import Engine
 from prefixgate.worker.engine_thread import EngineThread
-from prefixgate.worker.limits import Limits
-from prefixgate.worker.model_runner import ModelRunner
-from prefixgate.worker.observations import Observations
-from prefixgate.worker.outbox import News
-from prefixgate.worker.request import End, Request, SamplingParams
+from prefixgate.worker.request import End
 from prefixgate.worker.service import ServedModel, WorkerService
 from prefixgate.worker.wire import describe
-
-TENANT = "benchmark"
-LIMITS = Limits(max_batch_tokens=512, max_running=64, max_waiting=1024)
-"""Those of a worker without settings."""
-
-
-class BenchEngine:
-    """An engine with an empty cache over a runner's pool, and what its calls heard."""
-
-    def __init__(self, runner: ModelRunner) -> None:
-        self.runner = runner
-        self.cache = PrefixCache(runner.storage.num_blocks, BlockHasher(bytes(16)))
-        self.observations = Observations([TENANT])
-        self.engine = Engine(runner, self.cache, LIMITS, self.observations)
-        self._tokens: dict[Request, list[int]] = {}
-
-    def deliver(self, step: int, news: Sequence[News]) -> None:
-        """Take the news of a step."""
-        for item in news:
-            if item.end is not None and item.end.code is not StatusCode.OK:
-                raise RuntimeError(f"a call ended with {item.end}")
-            for token_ids in item.token_ids.values():
-                self._tokens[item.request].extend(token_ids)
-
-    def submit(self, prompt: list[int], max_tokens: int) -> Request:
-        """Queue a greedy call that ends at ``max_tokens``."""
-        scope = CacheScope(TENANT, self.runner.spec.name)
-        request = Request(prompt, scope, SamplingParams(max_tokens, ignore_eos=True), self)
-        self._tokens[request] = []
-        self.engine.submit(request)
-        return request
-
-    def generate(self, prompts: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
-        """Serve calls that arrive together, to their ends."""
-        requests = [self.submit(prompt, max_tokens) for prompt in prompts]
-        while self.engine.step():
-            pass
-        return [self._tokens.pop(request) for request in requests]
 
 
 class Client:

@@ -1,5 +1,7 @@
 """The attention function that a Hugging Face model's layers call, and the way from there to the pool."""
 
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,7 +32,7 @@ class PagedAttention:
         """Layers that attended in this step, in order."""
         self._storage = storage
         self._backend = backend
-        AttentionInterface.register(self.name, self)
+        AttentionInterface.register(self.name, _without_holding(self))
 
     def begin(self, step: PackedStep) -> None:
         """Set the step that the following calls belong to."""
@@ -70,6 +72,19 @@ class PagedAttention:
         scoring = Scoring(scale, sliding_window, softcap, s_aux)
         output = self._backend.attend(query[0].transpose(0, 1), layer, scoring)
         return output[None], None
+
+
+def _without_holding(attention: PagedAttention) -> Callable[..., tuple[torch.Tensor, None]]:
+    """Make the function that the library gets, and keeps for ever: it must not keep a whole pool with it."""
+    reference = weakref.ref(attention)
+
+    def attend(*arguments: Any, **options: Any) -> tuple[torch.Tensor, None]:
+        found = reference()
+        if found is None:
+            raise RuntimeError("the model's layers attend over a pool that is gone")
+        return found(*arguments, **options)
+
+    return attend
 
 
 def layer_index(module: torch.nn.Module) -> int:

@@ -1,5 +1,7 @@
 """The runner's logits are the model's own, however prompts are cut, mixed and placed."""
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -95,3 +97,15 @@ def test_two_runners_of_one_process_do_not_meet(llama: Any, expected: torch.Tens
     other.forward([row(PROMPT[:20], 0, [0, 1], needs_logits=False)])
     assert_same(runner.forward([row(PROMPT[20:], 20, [0, 1, 2])])[0], expected[-1])
     assert_same(other.forward([row(PROMPT[20:], 20, [0, 1, 2])])[0], other_expected[-1])
+
+
+def test_a_runner_that_is_gone_has_let_go_of_its_pool(llama: Any) -> None:
+    # The library keeps every attention function that it was ever given.
+    runner = make_runner(llama)
+    runner.forward([row(PROMPT[:20], 0, [0, 1])])
+    pool = weakref.ref(runner.storage.data)
+    del runner
+    gc.collect()
+    assert pool() is None
+    with pytest.raises(RuntimeError, match="a pool that is gone"):
+        llama(input_ids=torch.tensor([[1, 2]]), use_cache=False)
