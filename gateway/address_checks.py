@@ -11,7 +11,6 @@ from prefixgate.config.settings import Settings, SettingsError
 from prefixgate.gateway.auth import Authenticator
 from prefixgate.gateway.file_checks import check_socket_folder
 from prefixgate.proto.finding import Finding
-from prefixgate.proto.tls import ServerCertificates, ServerFiles, TlsError
 
 _ANSWER_SECONDS = 2.0
 
@@ -61,18 +60,6 @@ def check_exposure(settings: Settings) -> Iterator[Finding]:
     if not (address.is_local or gateway.tls_cert):
         remedy = "set gateway.tls_cert and gateway.tls_key, or have something before it that ends TLS on this machine"
         yield Finding("access", "warning", f"gateway.listen: keys and prompts come to {address} in the clear", remedy)
-
-
-def check_tls(key: str, certificate: str, private_key: str, client_ca: str) -> Iterator[Finding]:
-    """Look at whether a server's certificate and key can be used, and belong together."""
-    if not certificate:
-        return
-    try:
-        ServerCertificates(ServerFiles(certificate, private_key, client_ca))
-    except TlsError as error:
-        yield Finding("tls", "problem", f"{key}_cert: {error}", "give PEM files that belong together")
-    else:
-        yield Finding("tls", "ok", f"{key}_cert: {certificate} and its key belong together")
 
 
 def check_workers(workers: tuple[str, ...]) -> Iterator[Finding]:

@@ -13,9 +13,15 @@ _SOURCES = ("block_hit", "partial_copy", "claimed_tail")
 
 
 def log_call(call: Call, code: grpc.StatusCode) -> None:
-    """Log how a call ended: whose it was, what it cost and how long it took, and nothing of what was said."""
-    if logger.isEnabledFor(logging.INFO):
-        logger.info("%s %s", call.method, code.name, extra=with_fields(_fields(call)))
+    """Log how a call ended: whose it was, what it cost and how long it took, and nothing of what was said.
+
+    Does not raise: it comes last in a call, and must not make another end of it.
+    """
+    try:
+        if logger.isEnabledFor(logging.INFO):
+            logger.info("%s %s", call.method, code.name, extra=with_fields(_fields(call)))
+    except Exception:
+        logger.exception("The end of a call could not be logged")
 
 
 def _fields(call: Call) -> dict[str, Value | list[str]]:

@@ -10,7 +10,8 @@ from pathlib import Path
 from prefixgate.config.flags import arguments_for
 from prefixgate.config.hash_key import HASH_KEY_VARIABLE, read_hash_key
 from prefixgate.config.settings import Settings, SettingsError
-from prefixgate.gateway.address_checks import check_exposure, check_listening, check_tls, check_workers
+from prefixgate.gateway.address_checks import check_exposure, check_listening, check_workers
+from prefixgate.gateway.certificate_checks import check_tls
 from prefixgate.gateway.file_checks import check_secret_files
 from prefixgate.gateway.install_checks import check_tracing, check_versions
 from prefixgate.proto.finding import Finding, examine

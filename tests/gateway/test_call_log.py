@@ -4,14 +4,16 @@ import json
 import logging
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
 import pytest
 
+from prefixgate.gateway.call_log import log_call
 from prefixgate.gateway.call_spans import CallSpans
 from prefixgate.gateway.call_trace import UNTRACED, Traces
+from prefixgate.gateway.live_calls import Call
 from prefixgate.proto import gateway_pb2, generation_pb2
 from prefixgate.proto.log_lines import JsonLines
 from tests.gateway.rig import Rig, chat, collect, prompt, rig, run, tenants
@@ -134,6 +136,14 @@ def test_nothing_that_was_said_and_no_key_is_logged(caplog: pytest.LogCaptureFix
     written = json.dumps([*map(dict, [line]), caplog.text])
     assert SECRET not in written
     assert key not in written
+
+
+def test_a_line_that_cannot_be_written_is_no_end_of_a_call(caplog: pytest.LogCaptureFixture) -> None:
+    call = Call("Generate", "acme", "mine", task=None)
+    call.record.usage = cast(generation_pb2.Usage, "no account")
+    with caplog.at_level(logging.INFO):
+        log_call(call, grpc.StatusCode.OK)
+    assert "could not be logged" in caplog.text
 
 
 def test_a_request_id_that_would_end_the_line_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:

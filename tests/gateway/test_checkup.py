@@ -13,7 +13,8 @@ import pytest
 
 from prefixgate.config.hash_key import HASH_KEY_VARIABLE
 from prefixgate.config.settings import Settings, SettingsError, load_settings
-from prefixgate.gateway.address_checks import check_exposure, check_listening, check_tls, check_workers
+from prefixgate.gateway.address_checks import check_exposure, check_listening, check_workers
+from prefixgate.gateway.certificate_checks import check_tls
 from prefixgate.gateway.checkup import GATEWAY, SERVE, WORKER, checkup
 from prefixgate.gateway.file_checks import check_secret_files
 from prefixgate.gateway.install_checks import check_tracing, check_versions
@@ -139,12 +140,20 @@ class TestAddresses:
 
     def test_a_certificate_and_its_key(self, tmp_path: Path) -> None:
         authority = Authority(tmp_path)
-        certificate, key = authority.server()
+        certificate, key = authority.issue("server", days=300)
         _, other = authority.server("other")
         assert only(check_tls("gateway.tls", str(certificate), str(key), "")).level == "ok"
         assert only(check_tls("gateway.tls", str(certificate), str(other), "")).level == "problem"
         assert only(check_tls("gateway.tls", str(certificate), str(tmp_path / "none"), "")).level == "problem"
         assert list(check_tls("gateway.tls", "", "", "")) == []
+
+    @pytest.mark.parametrize(("days", "level", "words"), [(0, "problem", "expired"), (1, "warning", "ends in")])
+    def test_a_certificate_that_has_ended_or_is_about_to(
+        self, tmp_path: Path, days: int, level: str, words: str
+    ) -> None:
+        certificate, key = Authority(tmp_path).issue("server", days=days)
+        finding = only(check_tls("worker.tls", str(certificate), str(key), ""))
+        assert (finding.level, words in finding.message) == (level, True)
 
     def test_workers(self, tmp_path: Path) -> None:
         assert only(check_workers(())).level == "problem"
