@@ -49,6 +49,8 @@ def seconds_each(rig: Rig, work: Callable[[], object]) -> float:
 
 def measure_copies(rig: Rig, sizes: CopySizes, record: Callable[[str, float], None]) -> None:
     """Record bandwidths in GB/s of bytes copied, and the ratio to a plain copy, for each number of pairs."""
+    if rig.no_kernel:
+        raise RuntimeError(f"there is no copy kernel: {rig.no_kernel}")
     layout = sizes.layout
     most = max(sizes.pairs)
     storage = rig.storage(2 * most, layout)

@@ -16,6 +16,12 @@ NUM_BLOCKS = 96
 BITS = {2: torch.int16, 4: torch.int32}
 
 
+@pytest.fixture(autouse=True)
+def kernel_is_there(rig: "Rig") -> None:
+    if rig.no_kernel:
+        pytest.fail(rig.no_kernel)
+
+
 def random_layout(dice: random.Random) -> KVLayout:
     return KVLayout(
         num_layers=dice.choice([1, 2, 5, 32]),

@@ -12,7 +12,7 @@ from tests.project.tree import ROOT, tracked_files
 
 PAGES = [path for path in tracked_files() if path.suffix == ".md"]
 MAKEFILE = (ROOT / "Makefile").read_text()
-TARGETS = set(re.findall(r"^([a-z]+):", MAKEFILE, re.MULTILINE))
+TARGETS = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -23,14 +23,14 @@ def test_links_lead_to_files_that_are_there(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_make_commands_on_pages_are_targets(page: Path) -> None:
-    commands = re.findall(r"(?:^|`)make ([a-z]+)", page.read_text(), re.MULTILINE)
+    commands = re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), re.MULTILINE)
     assert sorted(set(commands) - TARGETS) == []
 
 
 def test_every_target_is_phony_and_explained() -> None:
     # The folder proto would otherwise make `make proto` do nothing.
-    assert set(re.findall(r"^\.PHONY: ([a-z]+)$", MAKEFILE, re.MULTILINE)) == TARGETS
-    assert set(re.findall(r"^([a-z]+):.* ## \S", MAKEFILE, re.MULTILINE)) == TARGETS
+    assert set(re.findall(r"^\.PHONY: ([a-z-]+)$", MAKEFILE, re.MULTILINE)) == TARGETS
+    assert set(re.findall(r"^([a-z-]+):.* ## \S", MAKEFILE, re.MULTILINE)) == TARGETS
 
 
 def test_continuous_integration_runs_the_command_that_the_readme_gives() -> None:
