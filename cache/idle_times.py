@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 
 class IdleTimes:
@@ -24,11 +25,13 @@ class IdleTimes:
 
     def evicted(self, chain: Sequence[int], parent: int) -> None:
         """A leaf and its ancestors up to the one below ``parent``, a block or a root, are evicted."""
-        used_at, latest, total = self._used_at, 0.0, 0.0
-        for block in chain:
-            if used_at[block] > latest:
-                latest = used_at[block]
-            total += latest
-        self.evicted_seconds_total += self._clock() * len(chain) - total
+        used_at = self._used_at
+        latest, total = used_at[chain[0]], used_at[chain[0]] * len(chain)
+        # Nearly always no path ended above the leaf since, and looking for the last use is all there is to do.
+        if max(map(used_at.__getitem__, chain)) > latest:
+            times = list(accumulate(map(used_at.__getitem__, chain), max))
+            latest, total = times[-1], sum(times)
+        # Never less than before, whatever rounding makes of two times that are nearly the same.
+        self.evicted_seconds_total += max(0.0, self._clock() * len(chain) - total)
         if parent < len(used_at) and used_at[parent] < latest:
             used_at[parent] = latest
