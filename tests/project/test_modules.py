@@ -55,6 +55,19 @@ def test_the_check_sees_a_call_of_the_interpreters_own_hash(tmp_path: Path) -> N
     assert list(calls_of("hash", path)) == [2]
 
 
+def imported(path: Path) -> set[str]:
+    """What a module imports, at its top or further in, by the first names."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return {name.split(".")[0] for name in plain | {n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)}}
+
+
+def test_of_the_cache_only_the_storages_know_torch_and_only_the_kernels_modules_know_cuda() -> None:
+    cache = {path.name: imported(path) for path in modules() if path.parent.name == "cache"}
+    assert {name for name, found in cache.items() if "torch" in found} == {"kv_storage.py", "cuda_storage.py"}
+    assert {name for name, found in cache.items() if "cuda" in found} == {"copy_kernel.py", "kernel_compiler.py"}
+
+
 def test_nothing_is_left_open_in_the_tree() -> None:
     # Put together here, so that this file is not found itself.
     words = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X"]) + r")\b")
