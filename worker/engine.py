@@ -75,7 +75,7 @@ class Engine:
         self._time_limits = Deadlines()
         self._outbox = Outbox()
         self.cache_feed = CacheFeed(cache)
-        self.surveyor = Surveyor(cache, self._scheduler)
+        self.surveyor = Surveyor(cache, self._scheduler, observations.tenants)
         self._steps = 0
         self._computed_tokens = 0
         self._integrity_checks = 0

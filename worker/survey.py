@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from prefixgate.cache.accounts import Account
@@ -30,25 +31,23 @@ class Survey(NamedTuple):
 class Surveyor:
     """Takes surveys, on the engine's thread. What it copies is bounded; the counting is left to others."""
 
-    def __init__(self, cache: PrefixCache, scheduler: Scheduler) -> None:
+    def __init__(self, cache: PrefixCache, scheduler: Scheduler, tenants: Iterable[str]) -> None:
+        """``tenants`` are told of even where they have nothing."""
         self._cache = cache
         self._scheduler = scheduler
+        self._tenants = tuple(tenants)
 
     def take(self) -> Survey:
         """Copy what there is."""
         cache, scheduler = self._cache, self._scheduler
+        missing = (tenant for tenant in self._tenants if cache.accounts.find(tenant) is None)
         return Survey(
             cache.stats(),
-            [_copied(account) for account in cache.accounts],
+            [replace(account) for account in (*cache.accounts, *map(cache.accounts.view, missing))],
             Counter(request.scope.tenant for request in scheduler.running),
             Counter(request.scope.tenant for request in scheduler.waiting),
             PoolPicture.of(cache),
         )
-
-
-def _copied(account: Account) -> Account:
-    one = account
-    return Account(one.tenant, one.floor, one.cap, one.number, one.active, one.cached, one.promised)
 
 
 def write_totals(report: EngineReport, counts: Observations) -> worker_pb2.WorkerSurvey:
@@ -100,15 +99,15 @@ def write_survey(
 def _tenants(survey: Survey, counts: Observations) -> list[worker_pb2.TenantSurvey]:
     """Tell of those who have most, and of all others together."""
     by_name = {account.tenant: account for account in survey.accounts}
-    names = by_name.keys() | counts.tenants | survey.running.keys() | survey.waiting.keys()
+    names = by_name.keys() | survey.running.keys() | survey.waiting.keys()
 
     def figures(name: str) -> dict[str, int]:
-        account, is_counted = by_name.get(name, Account(name, 0, 0)), name in counts.tenants
+        account, is_counted = by_name.get(name), name in counts.tenants
         return {
-            "active_blocks": account.active,
-            "cached_blocks": account.cached,
-            "floor_blocks": account.floor,
-            "cap_blocks": account.cap or survey.stats.total_blocks,
+            "active_blocks": account.active if account else 0,
+            "cached_blocks": account.cached if account else 0,
+            "floor_blocks": account.floor if account else 0,
+            "cap_blocks": account.cap if account else survey.stats.total_blocks,
             "running_calls": survey.running.get(name, 0),
             "waiting_calls": survey.waiting.get(name, 0),
             "queried_tokens": counts.queried_tokens(name) if is_counted else 0,

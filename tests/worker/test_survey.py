@@ -4,6 +4,7 @@ import grpc
 import pytest
 from grpc.aio import AioRpcError
 
+from prefixgate.cache.accounts import TenantShare
 from prefixgate.proto import worker_pb2
 from prefixgate.proto.field_table import MAX_MAP_CELLS
 from prefixgate.proto.metrics_page import MAX_TENANT_LABELS
@@ -45,7 +46,8 @@ def test_calls_that_run_and_wait_are_told_by_tenant_and_shared_blocks_by_their_h
     async def scenario(host: Host) -> None:
         gateway = await host.gateway()
         first = await gateway.submit(1, words(33), 400, n=2)
-        await gateway.until(first, tokens=1)
+        # The block that the outputs part in was copied by then.
+        await gateway.until(first, tokens=3)
         await gateway.submit(2, words(8, 9), 4, n=2, tenant="bolt")
         # The second call waits, as two outputs are all that run at a time.
         found = await host.stub.Survey(survey(16))
@@ -95,3 +97,12 @@ def test_a_map_has_a_bound() -> None:
         assert (refused.value.details() or "").startswith("max_cells: ")
 
     on_host(scenario)
+
+
+def test_tenants_of_the_settings_are_told_of_before_they_have_anything() -> None:
+    async def scenario(host: Host) -> None:
+        found = {tenant.tenant: tenant for tenant in (await host.stub.Survey(survey(4))).tenants}
+        assert (found["acme"].floor_blocks, found["acme"].cap_blocks) == (4, 64)
+        assert (found["bolt"].floor_blocks, found["bolt"].cap_blocks) == (0, 20)
+
+    on_host(scenario, Driver(shares={"acme": TenantShare(4), "bolt": TenantShare(0, 20)}))
