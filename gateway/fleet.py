@@ -8,7 +8,7 @@ from functools import partial
 
 import grpc
 
-from prefixgate.cache.hashing import CacheScope
+from prefixgate.cache.hashing import BlockHash, CacheScope
 from prefixgate.gateway.common_model import CommonModel
 from prefixgate.gateway.errors import CallError, NoWorkerError, is_being_cancelled
 from prefixgate.gateway.member import Member, Placement
@@ -22,6 +22,8 @@ from prefixgate.gateway.worker_link import WorkerLink
 logger = logging.getLogger(__name__)
 
 
+LONG_PROMPT = 8192
+"""Tokens, of which naming the blocks takes half a millisecond: more than a turn of the event loop may."""
 MAX_ATTEMPTS = 2
 """Workers that one call is sent to at most."""
 
@@ -67,6 +69,15 @@ class Fleet:
         """All workers that are known, whether or not they serve. May be read from other threads."""
         return tuple(self._members.values())
 
+    async def names_of_long(self, scope: CacheScope, token_ids: Sequence[int]) -> Sequence[BlockHash] | None:
+        """Name the blocks of a prompt that is long, for ``place``, beside the event loop; None for others.
+
+        The thread shares the interpreter, so that nothing is faster: but other calls have their turns meanwhile.
+        """
+        if len(token_ids) < LONG_PROMPT:
+            return None
+        return await asyncio.to_thread(self._router.names, scope, token_ids)
+
     @contextmanager
     def place(
         self,
@@ -76,18 +87,22 @@ class Fleet:
         reads_cache: bool = True,
         keeps_blocks: bool = True,
         avoid: Collection[str] = (),
+        hashes: Sequence[BlockHash] | None = None,
     ) -> Iterator[Placement]:
         """Choose a worker for a prompt, and hold the call's place there for as long as the body runs.
 
         ``reads_cache`` and ``keeps_blocks`` say what the call's cache mode allows; ``avoid`` names workers that have
-        failed the call already. Raises NoWorkerError where no other is there.
+        failed the call already, and ``hashes`` are what ``names_of_long`` returned. Raises NoWorkerError where no other
+        is there.
         """
         able = self._able(avoid)
         if not able:
             raise NoWorkerError
         # If none is well, whoever is left may be: a call that fails there is no worse off than one that is refused.
         candidates = [member.candidate() for member in able if member.is_well] or [one.candidate() for one in able]
-        choice = self._router.choose(scope, token_ids, candidates, reads_cache=reads_cache, keeps_blocks=keeps_blocks)
+        choice = self._router.choose(
+            scope, token_ids, candidates, reads_cache=reads_cache, keeps_blocks=keeps_blocks, hashes=hashes
+        )
         pending = len(token_ids) - choice.cached_tokens
         with self._members[choice.worker].place(choice, pending, is_retry=bool(avoid)) as placement:
             yield placement

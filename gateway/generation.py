@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 
 import grpc
 
+from prefixgate.cache.hashing import BlockHash
 from prefixgate.gateway.attempt import Attempt
 from prefixgate.gateway.errors import CallError, NoWorkerError
 from prefixgate.gateway.fleet import Fleet, may_retry
@@ -51,13 +52,14 @@ class Generator:
         model = self._fleet.model
         check_request(request, model.description, call.charge.limits)
         token_ids = await self._encoder.encode(request, model, call)
+        names = await self._fleet.names_of_long(model.scope(call.tenant, request.cache.salt), token_ids)
         failed: set[str] = set()
         while True:
             submit = self._submission(request, call, model.description, token_ids, time_remaining())
             if not failed:
                 _describe(call, request, submit, model.description)
                 call.charge.reserve(len(token_ids), submit.n * submit.sampling.max_tokens)
-            with self._place(call.tenant, submit, model, token_ids, failed) as placement:
+            with self._place(call.tenant, submit, model, token_ids, names, failed) as placement:
                 if not placement.connection.model.is_alike(model):
                     # All workers went, and others came, while the prompt was encoded.
                     raise NoWorkerError("the workers serve another model now; try again")
@@ -82,6 +84,7 @@ class Generator:
         submit: worker_pb2.Submit,
         model: ServedModel,
         token_ids: Sequence[int],
+        names: Sequence[BlockHash] | None,
         failed: Collection[str],
     ) -> AbstractContextManager[Placement]:
         # Log-probabilities of the prompt are computed anew, beside the cache.
@@ -92,6 +95,7 @@ class Generator:
             reads_cache=cached and submit.cache.mode != generation_pb2.CACHE_MODE_BYPASS,
             keeps_blocks=cached and submit.cache.mode in _KEEPING,
             avoid=failed,
+            hashes=names,
         )
 
     def _submission(

@@ -65,19 +65,29 @@ class PrefixRouter:
         *,
         reads_cache: bool = True,
         keeps_blocks: bool = True,
+        hashes: Sequence[BlockHash] | None = None,
     ) -> Choice:
         """Choose one of at least one candidates for a prompt, and expect its blocks there from now on.
 
-        ``reads_cache`` and ``keeps_blocks`` say what the call's cache mode allows.
+        ``reads_cache`` and ``keeps_blocks`` say what the call's cache mode allows; ``hashes`` are those of ``names``,
+        where they are at hand.
         """
+        if not (reads_cache or keeps_blocks):
+            hashes = []
+        elif hashes is None:
+            hashes = self.names(scope, token_ids)
         return self.choose_by_hashes(
             scope.tenant,
-            self._hasher.hash_tokens(scope, token_ids) if reads_cache or keeps_blocks else [],
+            hashes,
             len(token_ids),
             candidates,
             reads_cache=reads_cache,
             keeps_blocks=keeps_blocks,
         )
+
+    def names(self, scope: CacheScope, token_ids: Sequence[int]) -> list[BlockHash]:
+        """Name the whole blocks of a prompt. Can be called from any thread: it takes milliseconds for a long one."""
+        return self._hasher.hash_tokens(scope, token_ids)
 
     def choose_by_hashes(
         self,

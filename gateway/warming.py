@@ -47,11 +47,13 @@ class Warmer:
                 request.WhichOneof("input") or "input", f"comes to {len(token_ids)} tokens; must be at most {most}"
             )
         call.charge.reserve(len(token_ids), 0)
+        scope = model.scope(call.tenant, request.cache.salt)
+        names = await self._fleet.names_of_long(scope, token_ids)
         failed: set[str] = set()
         while True:
             submit = _submission(request, call, time_remaining())
             submit.token_ids.extend(token_ids)
-            with self._fleet.place(model.scope(call.tenant, request.cache.salt), token_ids, avoid=failed) as placement:
+            with self._fleet.place(scope, token_ids, avoid=failed, hashes=names) as placement:
                 if not placement.connection.model.is_alike(model):
                     # All workers went, and others came, while the prompt was encoded.
                     raise NoWorkerError("the workers serve another model now; try again")

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from prefixgate.cache.hashing import BlockHasher, CacheScope
+from prefixgate.cache.hashing import BlockHash, BlockHasher, CacheScope
+from prefixgate.gateway import fleet
 from prefixgate.gateway.prompt_encoder import PromptEncoder
 from prefixgate.proto import gateway_pb2, worker_pb2
 from tests.gateway.fake_worker import HASH_KEY, FakeWorker, describe, serving
@@ -74,6 +77,37 @@ def test_the_prompt_of_a_call_that_is_tried_again_counts_once(tmp_path: Path) ->
             assert await f.client.metric('prefixgate_gateway_prompt_tokens_total{tenant="local"}') == 2
 
     run(test())
+
+
+@pytest.mark.parametrize("method", ["Generate", "Warm"])
+def test_the_blocks_of_a_long_prompt_are_named_beside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    named: list[tuple[int, bool]] = []
+    name = BlockHasher.hash_tokens
+
+    def noting(hasher: BlockHasher, scope: CacheScope, token_ids: Sequence[int]) -> list[BlockHash]:
+        named.append((len(token_ids), threading.current_thread() is threading.main_thread()))
+        return name(hasher, scope, token_ids)
+
+    monkeypatch.setattr(BlockHasher, "hash_tokens", noting)
+    monkeypatch.setattr(fleet, "LONG_PROMPT", 100)
+    requests = {"Generate": prompt, "Warm": lambda text: gateway_pb2.WarmRequest(prompt=text)}
+
+    async def test() -> None:
+        async with fleeted(tmp_path, *workers(2)) as f:
+            for text in ("a" * 99, "a" * 100):
+                pending = getattr(f.client.stub, method)(requests[method](text))
+                index, _ = await f.next_call()
+                # Tried again, it is not named again.
+                f.sessions[index].close()
+                again = await f.sessions[1 - index].calls.get()
+                await (again.finish([64]) if method == "Generate" else again.end(prompt_tokens=len(text)))
+                assert [message async for message in pending]
+                f.sessions[index] = await f.workers[index].sessions.get()
+
+    run(test())
+    assert named == [(99, True), (99, True), (100, False)]
 
 
 @pytest.mark.parametrize("how", ["status", "ok", "refusal"])

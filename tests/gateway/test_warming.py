@@ -8,9 +8,9 @@ import grpc.aio
 import pytest
 
 from prefixgate.proto import gateway_pb2, generation_pb2, worker_pb2
-from tests.gateway.fake_worker import FakeCall, describe
 from tests.gateway.fake_worker import FakeWorker as Worker
-from tests.gateway.rig import Rig, rig, run, tenants
+from tests.gateway.fake_worker import describe
+from tests.gateway.rig import rig, run, tenants
 from tests.gateway.test_token_bucket import Clock
 
 IDS = [1, 2, 3, 4]

@@ -85,7 +85,7 @@ class TestPins:
         for tenant, pin_id in (("bolt", later.pin_id), ("acme", later.pin_id ^ 1), ("acme", None)):
             with pytest.raises(RefusedError) as refused:
                 driver.control(lambda control, t=tenant, i=pin_id: control.unpin(t, i), tenant)  # type: ignore[misc]
-            assert refused.value.end == End(StatusCode.NOT_FOUND, "pin_id: there is no such pin")
+            assert refused.value.end == End(StatusCode.NOT_FOUND, "pin_id: there is no such pin", field="pin_id")
         driver.control(lambda control: control.unpin("acme", later.pin_id))
         driver.now += 5.0
         assert driver.control(lambda control: control.pins("acme")) == [sooner._replace(expires_in_seconds=15.0)]
