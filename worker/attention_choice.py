@@ -51,9 +51,15 @@ def attention_makers(cache: Path, progress: Callable[[str], None]) -> dict[str, 
         except NativeUnavailableError as error:
             raise AttentionUnavailableError(str(error)) from error
 
+    def paged(shape: AttentionShape, device: torch.device) -> AttentionBackend:
+        backend = triton_attention(shape, device)
+        progress("compiling attention, or taking what is compiled already")
+        backend.prepare(shape, device)
+        return backend
+
     return {
         "vllm_flash_attn": flash_attention,
-        "triton": triton_attention,
+        "triton": paged,
         "cpu": compiled,
         "sdpa": lambda shape, device: SdpaBackend(),
     }

@@ -8,12 +8,17 @@ import importlib.util
 
 import torch
 
+from prefixgate.cache.hashing import CacheScope
 from prefixgate.worker.attention import AttentionShape, AttentionUnavailableError, DecodeStep, PackedStep, Scoring
-from prefixgate.worker.triton_plan import Plan, plan_decode, plan_step
+from prefixgate.worker.model_runner import Row
+from prefixgate.worker.triton_plan import MIN_PART_SLOTS, Plan, plan_decode, plan_step
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_HEAD_DIM = 256
 """A tile of longer heads does not fit the registers and the shared memory of a multiprocessor."""
+_CUT_SLOTS = 4 * MIN_PART_SLOTS
+"""A row of so many slots, alone in a step, is cut into parts."""
+_NOBODY = CacheScope("", "")
 
 
 class TritonAttention:
@@ -33,6 +38,29 @@ class TritonAttention:
         self._tables = self._lengths = torch.empty(0, dtype=torch.int32)
         self._decode_plans: dict[tuple[int, ...], Plan] = {}
         """By shape. They stay, since graphs go on reading them."""
+
+    def prepare(self, shape: AttentionShape, device: torch.device) -> None:
+        """Compile every program that steps of a model can need, so that no call waits for one later.
+
+        Triton keeps what it compiled on disk, and looks there first.
+        """
+        layout, heads = shape.layout, shape.query_heads
+        layer = torch.zeros(
+            (1, 2, 2, layout.block_size, layout.num_kv_heads, layout.head_dim), dtype=layout.dtype, device=device
+        )[:, 1]
+        sinks = torch.zeros(heads, dtype=layout.dtype, device=device) if shape.sinks else None
+        group = heads // layout.num_kv_heads
+        for size in self._kernels.tile_sizes(group, layout.head_dim, layout.dtype.itemsize):
+            for start in (0, _CUT_SLOTS):
+                tokens = size // group
+                table = [0] * -(-(start + tokens) // layout.block_size)
+                self.begin(PackedStep([Row([0] * tokens, start, table, _NOBODY, False)], layout.block_size, device))
+                numbers = layer.new_zeros((tokens, heads, layout.head_dim))
+                keys = numbers[:, : layout.num_kv_heads]
+                self.write(keys, keys, layer)
+                for window in (None, 1) if shape.windows else (None,):
+                    self.attend(numbers, layer, Scoring(1.0, window, 1.0 if shape.softcap else None, sinks))
+        self._step = None
 
     def begin(self, step: PackedStep) -> None:
         """Forget the step before; how this one is cut is settled by its first layer, which knows the heads."""

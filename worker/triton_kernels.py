@@ -20,7 +20,8 @@ LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
 
-@triton.jit
+# A window's number makes no difference to the code: every model's is compiled at once.
+@triton.jit(do_not_specialize=["window"])
 def attend(
     query,
     pool,

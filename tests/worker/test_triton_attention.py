@@ -4,6 +4,7 @@ import copy
 import os
 import sys
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -263,6 +264,20 @@ def test_a_decode_step_does_the_same_on_the_host_whatever_its_tensors_hold(
         seen.append([(grid, len(told), told[5:], options) for r in recorders for grid, told, options in r.launches])
     assert seen[0] == seen[1]
     assert [len(recorder.launches) for recorder in recorders] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("windows", [False, True])
+def test_all_programs_of_a_model_are_compiled_before_it_serves(
+    backend: TritonAttention, recorders: list[Recorder], windows: bool
+) -> None:
+    shape = AttentionShape(KVLayout(2, 2, 64, torch.float16), 14, windows, softcap=True, sinks=True)
+    backend.prepare(shape, CPU)
+    names = ("ROWS", "FINAL", "WINDOW", "SOFTCAP", "SINKS")
+    attend, merge, store = ([options for _, _, options in recorder.launches] for recorder in recorders)
+    seen = {tuple(options[name] for name in names) for options in attend}
+    assert seen == set(product((16, 64, 128), (True, False), {False, windows}, (True,), (True,)))
+    assert merge
+    assert store
 
 
 @given(case=cases(most_rows=2, most_tokens=5))
