@@ -8,22 +8,21 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.integration.prometheus import MISSING, is_installed, listening
+from tests.integration.prometheus import MISSING, SHIPPED, is_installed, ready
 from tests.project.tree import ROOT
 
 
-def commands(heading: str) -> str:
-    """Read the commands of one section."""
-    section = (ROOT / "docs" / "monitoring.md").read_text().partition(f"\n## {heading}\n")[2]
-    found = re.search(r"```sh\n(.*?)```", section, re.DOTALL)
-    assert found is not None
-    return found[1]
+def commands(heading: str) -> list[str]:
+    """Read the blocks of commands of one section, in order."""
+    section = (ROOT / "docs" / "monitoring.md").read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    return re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
 
 
 @pytest.mark.skipif(not is_installed(), reason=MISSING)
 def test_prometheus_starts_with_the_shipped_files_and_is_reached_from_this_machine_only(tmp_path: Path) -> None:
-    command = commands("Prometheus")
+    command = commands("Prometheus")[0]
     assert "--web.listen-address=127.0.0.1:9090" in command
     command = command.replace("127.0.0.1:9090", "127.0.0.1:0").replace("/var/tmp/prometheus", str(tmp_path / "data"))
     with (
@@ -31,7 +30,7 @@ def test_prometheus_starts_with_the_shipped_files_and_is_reached_from_this_machi
         subprocess.Popen(shlex.split(command), cwd=ROOT, stderr=log) as process,
     ):
         try:
-            url = listening(process, tmp_path / "prometheus.log")
+            url = ready(process, tmp_path / "prometheus.log")
             with urllib.request.urlopen(f"{url}/api/v1/status/config", timeout=60) as answer:
                 config = json.load(answer)["data"]["yaml"]
         finally:
@@ -41,7 +40,7 @@ def test_prometheus_starts_with_the_shipped_files_and_is_reached_from_this_machi
 
 
 def test_files_are_copied_to_where_grafana_looks(tmp_path: Path) -> None:
-    script = commands("Grafana")
+    (script,) = commands("Grafana")
     for folder in ("/etc/grafana", "/var/lib/grafana"):
         assert folder in script
         script = script.replace(folder, f"{tmp_path}{folder}")
@@ -55,3 +54,16 @@ def test_files_are_copied_to_where_grafana_looks(tmp_path: Path) -> None:
         "var/lib/grafana/dashboards/overview.json",
         "var/lib/grafana/dashboards/tenants.json",
     ]
+
+
+def test_the_operator_of_prometheus_gets_the_same_rules(tmp_path: Path) -> None:
+    script = commands("Prometheus")[1]
+    assert script.count("/tmp/") == 1
+    subprocess.run(["bash", "-euc", script.replace("/tmp/", f"{tmp_path}/")], cwd=ROOT, check=True)
+    made = yaml.safe_load_all((tmp_path / "prefixgate-rules.yaml").read_text())
+    resources = {resource["metadata"]["name"]: resource for resource in made if resource is not None}
+    assert {resource["kind"] for resource in resources.values()} == {"PrometheusRule"}
+    for name in ("recording", "alerts"):
+        shipped = yaml.safe_load((SHIPPED / f"{name}.yml").read_text())
+        assert resources.pop(f"prefixgate-{name}")["spec"] == shipped
+    assert resources == {}

@@ -26,7 +26,12 @@ ALERTS = {rule["alert"]: rule for rule in rules("alerts.yml")}
 
 @with_promtool
 @pytest.mark.parametrize(
-    ("check", "name"), [("config", "prometheus.yml"), ("rules", "recording.yml"), ("rules", "alerts.yml")]
+    ("check", "name"),
+    [
+        *(("config", path.name) for path in sorted(SHIPPED.glob("prometheus*.yml"))),
+        ("rules", "recording.yml"),
+        ("rules", "alerts.yml"),
+    ],
 )
 def test_promtool_finds_no_fault(check: str, name: str) -> None:
     checked = promtool("check", check, "--lint=all", "--lint-fatal", str(SHIPPED / name))

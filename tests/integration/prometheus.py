@@ -78,8 +78,7 @@ class Prometheus:
         with log.open("w") as file:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=file)
         try:
-            self._url = listening(self._process, log)
-            until(self._is_ready, "Prometheus is ready")
+            self._url = ready(self._process, log)
         except BaseException:
             self.__exit__()
             raise
@@ -133,13 +132,6 @@ class Prometheus:
         groups = {group["name"]: group["lastEvaluation"] for group in self._get("rules")["groups"]}
         return str(groups["prefixgate-alerts"])
 
-    def _is_ready(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self._url}/-/ready", timeout=HANG_SECONDS) as answer:
-                return bool(answer.status == 200)
-        except urllib.error.URLError:
-            return False
-
     def _get(self, path: str, **parameters: str) -> Any:
         url = f"{self._url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:
@@ -149,14 +141,24 @@ class Prometheus:
             raise AssertionError(f"{parameters}: {error.read().decode()}") from None
 
 
-def listening(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Wait until a Prometheus that logs to a file listens, and return its address."""
+def ready(process: subprocess.Popen[bytes], log: Path) -> str:
+    """Wait until a Prometheus that logs to a file answers, and return its address."""
     found = until(
         lambda: re.search(r'msg="Listening on" address=(\S+)', log.read_text()) or process.poll() is not None,
         "Prometheus listens",
     )
     assert isinstance(found, re.Match), log.read_text()
-    return f"http://{found[1]}"
+    url = f"http://{found[1]}"
+    until(lambda: _is_ready(url), "Prometheus is ready")
+    return url
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/-/ready", timeout=HANG_SECONDS) as answer:
+            return bool(answer.status == 200)
+    except urllib.error.URLError:
+        return False
 
 
 def _host(page: str) -> str:
