@@ -8,8 +8,10 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 
 from tests.counts import SOAK_VARIABLE
@@ -57,6 +59,8 @@ def how(text: str) -> str:
         "prefixgate doctor": "doctor",
         "pip install 'prefixgate[": "extra",
         "deploy/secrets.sh ": "secrets",
+        "curl -s http://127.0.0.1:8051/": "page",
+        "for rules in recording alerts; do": "rules",
     }.items():
         if program.startswith(beginning):
             return way
@@ -153,6 +157,22 @@ def test_secrets_are_made(command: PageCommand, tmp_path: Path) -> None:
     script, folder, *arguments = shlex.split(command.text)
     run(str(ROOT / script), str(tmp_path / folder), *arguments, cwd=tmp_path)
     assert (tmp_path / folder / "hash.key").is_file()
+
+
+@of("page")
+def test_pages_over_http_are_there(command: PageCommand, served: Served) -> None:
+    _, _, path = command.text.partition("127.0.0.1:8051")
+    with urlopen(served.metrics_url("gateway").removesuffix("/metrics") + path, timeout=HANG_SECONDS) as response:
+        assert response.status == 200
+
+
+@of("rules")
+def test_rules_become_resources(command: PageCommand, tmp_path: Path) -> None:
+    run("bash", "-euc", command.text.replace("/tmp/", f"{tmp_path}/"), cwd=ROOT)
+    (made,) = tmp_path.iterdir()
+    resources = [resource for resource in yaml.safe_load_all(made.read_text()) if resource]
+    assert [resource["kind"] for resource in resources] == ["PrometheusRule"] * 2
+    assert all(resource["spec"]["groups"] for resource in resources)
 
 
 @pytest.mark.skipif(not os.environ.get(SOAK_VARIABLE), reason="generates for a while: make soak")

@@ -25,11 +25,18 @@ def pages() -> list[Path]:
 
 
 def fenced(text: str) -> Iterator[str]:
-    """Yield the commands of a page's blocks, without comments and with continued lines put together."""
+    """Yield the commands of a page's blocks, without comments; lines that go on and loops are one command each."""
     for block in _FENCED.findall(text):
-        for line in block.replace("\\\n", " ").splitlines():
-            if command := _COMMENT.sub("", line).strip().removeprefix("$ "):
-                yield " ".join(command.split())
+        loop: list[str] = []
+        for line in re.sub(r"\s*\\\n\s*", " ", block).splitlines():
+            command = _COMMENT.sub("", line).rstrip().removeprefix("$ ")
+            if loop or command.endswith("; do"):
+                loop.append(command)
+                if not command.startswith("done"):
+                    continue
+                command, loop = "\n".join(loop), []
+            if command.strip():
+                yield command
 
 
 def inline(text: str) -> Iterator[str]:

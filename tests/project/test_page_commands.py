@@ -48,4 +48,6 @@ def test_commands_on_pages_are_there() -> None:
 def test_blocks_are_read_as_a_shell_would() -> None:
     text = "```sh\n# a comment\n$ one --a 'b c'   # why\ntwo \\\n  --flag\n\n```\n```toml\nkey = 1\n```\n"
     assert list(fenced(text)) == ["one --a 'b c'", "two --flag"]
+    loop = "for a in b c; do\n  echo $a\ndone > d"
+    assert list(fenced(f"```sh\none\n{loop}\ntwo\n```\n")) == ["one", loop, "two"]
     assert list(inline("Run `prefixgate key` or ``prefixgate x``.")) == ["prefixgate key"]
