@@ -18,7 +18,9 @@ from prefixgate.worker.attention import (
     PackedStep,
     Scoring,
 )
+from prefixgate.worker.attention_check import check_attention
 from prefixgate.worker.model_runner import Row
+from prefixgate.worker.triton_attention import TritonAttention
 
 if TYPE_CHECKING:
     from benchmarks.gpu_rig import Rig
@@ -155,3 +157,12 @@ def test_a_step_that_can_be_recorded_is_no_other(rig: "Rig", name: str, seed: in
     expected, _ = by_definition(rows, layer, query[: len(rows)], Scoring(0.125))
     limit = TOLERANCE[rig.dtype]
     torch.testing.assert_close(found[: len(rows)].double(), expected, rtol=limit, atol=limit)
+
+
+def test_triton_is_prepared_and_serves_windows_caps_and_sinks_together(rig: "Rig") -> None:
+    layout = KVLayout(LAYERS, 2, 80, rig.dtype)
+    backend = backend_of(rig, "triton", layout, 14)
+    assert isinstance(backend, TritonAttention)
+    shape = AttentionShape(layout, 14, windows=True, softcap=True, sinks=True)
+    backend.prepare(shape, rig.device)
+    check_attention(backend, shape, rig.device)
