@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,10 @@ def test_the_blocks_of_a_long_prompt_are_named_beside_the_event_loop(
 
     monkeypatch.setattr(BlockHasher, "hash_tokens", noting)
     monkeypatch.setattr(fleet, "LONG_PROMPT", 100)
-    requests = {"Generate": prompt, "Warm": lambda text: gateway_pb2.WarmRequest(prompt=text)}
+    requests: dict[str, Callable[[str], Any]] = {
+        "Generate": prompt,
+        "Warm": lambda text: gateway_pb2.WarmRequest(prompt=text),
+    }
 
     async def test() -> None:
         async with fleeted(tmp_path, *workers(2)) as f:

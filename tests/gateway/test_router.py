@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,7 @@ class Fleet:
     def candidates(self, workers: Iterable[str] = ()) -> list[Candidate]:
         return [Candidate(name, self.calls[name], self.pending[name]) for name in workers or self.workers]
 
-    def choose(self, token_ids: Sequence[int], workers: Iterable[str] = (), **modes: bool) -> Choice:
+    def choose(self, token_ids: Sequence[int], workers: Iterable[str] = (), **modes: Any) -> Choice:
         return self.router.choose(SCOPE, token_ids, self.candidates(workers), **modes)
 
     def send(self, token_ids: Sequence[int]) -> Choice:

@@ -15,7 +15,7 @@ from tests.integration.asking import Stream, prompt
 from tests.integration.fleet import RunningFleet
 from tests.integration.oracle import Oracle
 from tests.integration.scrape import scrape
-from tests.integration.sidecar import Program, write_settings
+from tests.integration.sidecar import HASH_KEY, Program, write_settings
 from tests.integration.waiting import HANG_SECONDS, until
 
 CALLS, TOKENS = 6, 8
@@ -38,12 +38,12 @@ def test_who_serves_something_else_or_has_another_key_is_refused_by_name_and_the
     with RunningFleet(tmp_path, ["witness"] * 2, "--blocks=256") as fleet, fleet.channel() as channel:
         stranger = fleet.workers[1]
         address = stranger.address
-        for start, reason in (
-            (lambda: stranger.start("witness:context=4096", "--blocks=256"), r"refused: .*; they differ in \w+"),
-            (lambda: stranger.start("witness", "--blocks=256", hash_key="77" * 32), "UNAUTHENTICATED: only a gateway "),
+        for model, hash_key, reason in (
+            ("witness:context=4096", HASH_KEY, r"refused: .*; they differ in \w+"),
+            ("witness", "77" * 32, "UNAUTHENTICATED: only a gateway "),
         ):
             stranger.kill()
-            start()
+            stranger.start(model, "--blocks=256", hash_key=hash_key)
             fleet.gateway.logged(rf"(No worker at {address}: .*{reason})")
             assert fleet.metric("up") == [1, 0]
             assert_answered(channel, reason)

@@ -199,6 +199,31 @@ class TestCancels:
 
         on_host(scenario)
 
+    def test_a_cancel_or_a_deadline_in_the_moment_of_the_end_gives_one_end(self, scaled: Callable[[int], int]) -> None:
+        async def scenario(host: Host) -> None:
+            gateway, expected = await host.gateway(), solo(words(20), 3)[0]
+            calls = []
+            for number in range(scaled(5000)):
+                heard = await gateway.submit(number + 1, words(20), len(expected), deadline_seconds=5.0)
+                # Some before their first token, and some whose end may be on its way.
+                await gateway.until(heard, tokens=number % (len(expected) + 1))
+                if number % 2:
+                    await gateway.cancel(number + 1)
+                else:
+                    host.driver.now += 5.0
+                await gateway.until(heard, ends=1)
+                calls.append(heard)
+            await host.until_idle()
+            host.driver.assert_idle()
+            ends = [code for heard in calls for code in heard.codes]
+            assert len(ends) == len(calls)
+            assert set(ends) <= {OK, CANCELLED, StatusCode.DEADLINE_EXCEEDED.value[0]}
+            for heard in calls:
+                got = heard.outputs.get(0, [])
+                assert got == expected[: len(got)]
+
+        on_host(scenario)
+
 
 class TestSlowGateways:
     def test_steps_that_could_not_be_sent_become_one_message_with_one_event_a_call(self) -> None:
