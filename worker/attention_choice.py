@@ -5,6 +5,7 @@ for others, and that shows when they run.
 """
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -54,6 +55,8 @@ def attention_makers(cache: Path, progress: Callable[[str], None]) -> dict[str, 
     def paged(shape: AttentionShape, device: torch.device) -> AttentionBackend:
         backend = triton_attention(shape, device)
         progress("compiling attention, or taking what is compiled already")
+        # Its own choice is the home folder, where a service may have none that it can write to.
+        os.environ.setdefault("TRITON_CACHE_DIR", str(cache / "triton"))
         backend.prepare(shape, device)
         return backend
 

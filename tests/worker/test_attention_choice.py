@@ -1,5 +1,6 @@
 """Which attention backend is chosen, and what is said of the others."""
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -103,6 +104,24 @@ def test_what_is_for_gpus_says_so_on_a_cpu(name: str, tmp_path: Path) -> None:
     make = attention_makers(tmp_path, lambda line: None)[name]
     with pytest.raises(AttentionUnavailableError, match="it runs on a CUDA device, and the model on cpu"):
         make(SHAPE._replace(layout=KVLayout(2, 2, 16, torch.float16)), CPU)
+
+
+@pytest.mark.parametrize(("set_by_the_operator", "kept_in"), [(None, "cache/triton"), ("elsewhere", "elsewhere")])
+def test_triton_compiles_into_the_cache_folder_before_it_serves(
+    set_by_the_operator: str | None, kept_in: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Compiling(SdpaBackend):
+        def prepare(self, shape: AttentionShape, device: torch.device) -> None:
+            prepared.append(os.environ["TRITON_CACHE_DIR"])
+
+    prepared: list[str] = []
+    monkeypatch.setattr("prefixgate.worker.attention_choice.triton_attention", lambda shape, device: Compiling())
+    monkeypatch.setenv("TRITON_CACHE_DIR", set_by_the_operator or "")
+    if set_by_the_operator is None:
+        monkeypatch.delenv("TRITON_CACHE_DIR")
+    makers = attention_makers(Path("cache"), lambda line: None)
+    assert isinstance(makers["triton"](SHAPE, CUDA), Compiling)
+    assert prepared == [kept_in]
 
 
 def test_the_compiled_operator_is_for_cpus() -> None:
