@@ -5,7 +5,7 @@ import logging
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -62,25 +62,25 @@ class CallBoundary:
             yield call
         except asyncio.CancelledError as error:
             if call.cut_off_by is not None and not context.cancelled():
-                code = call.cut_off_by.code
-                await _abort(call, context, status_of(call.cut_off_by, call.request_id), error)
-            if is_being_cancelled():
+                status = status_of(call.cut_off_by, call.request_id)
+            elif is_being_cancelled():
                 code = grpc.StatusCode.CANCELLED
                 raise
-            code = grpc.StatusCode.UNAVAILABLE
-            await _abort(call, context, status_of(CallError(code, "the call was given up"), call.request_id), error)
+            else:
+                given_up = CallError(grpc.StatusCode.UNAVAILABLE, "the call was given up")
+                status = status_of(given_up, call.request_id)
+            code = status.code
+            await _abort(call, context, status, error)
+            code = grpc.StatusCode.CANCELLED
+            raise
         except Exception as error:
             status = status_of(error, call.request_id)
             code = status.code
             if isinstance(error, QuotaError | FieldError) and error.limit:
                 self._metrics.count(LIMIT_REFUSALS, call.tenant, error.limit)
-            try:
-                await _abort(call, context, status, error)
-            except grpc.aio.InternalError as unsent:
-                # Nothing can be sent any more: the client went away or ran into its deadline, and this task has not
-                # been told yet.
-                code = grpc.StatusCode.CANCELLED
-                raise asyncio.CancelledError from unsent
+            await _abort(call, context, status, error)
+            code = grpc.StatusCode.CANCELLED
+            raise asyncio.CancelledError from error
         finally:
             self._live.leave(call)
             self._metrics.count(CHARGED_TOKENS, call.tenant, amount=call.charge.close(by_client=code in _CLIENTS_ENDS))
@@ -89,7 +89,12 @@ class CallBoundary:
             log_call(call, code)
 
 
-async def _abort(call: Call, context: Context, status: ErrorStatus, error: BaseException) -> NoReturn:
+async def _abort(call: Call, context: Context, status: ErrorStatus, error: BaseException) -> None:
+    """Send a status, and raise what gRPC raises then. Returns only where nothing can be sent any more.
+
+    That is so when the client went away, or ran into its deadline, and this task has not been told yet; and when the
+    call was cut off amid its first write, which gRPC goes on with: the server's own end is told to its client then.
+    """
     is_unsent = isinstance(error, grpc.aio.InternalError)
     if not (status.is_expected or is_unsent):
         _log_fault(call, error)
@@ -99,6 +104,8 @@ async def _abort(call: Call, context: Context, status: ErrorStatus, error: BaseE
         if is_unsent:
             _log_fault(call, error)
         raise
+    except grpc.aio.InternalError:
+        return
 
 
 def _log_fault(call: Call, error: BaseException) -> None:

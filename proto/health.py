@@ -31,8 +31,8 @@ class Health(HealthServicer):
     def __init__(self, service_name: str) -> None:
         self._readiness: Sequence[str] = ("", service_name, READINESS)
         self._states: dict[str, Any] = {"": _NOT_SERVING}  # the type hints know no type of these values
-        self._watches: dict[asyncio.Task[object], asyncio.Event] = {}
-        """Each with the news that it has not told yet."""
+        self._watches: set[asyncio.Event] = set()
+        """Of each, the news that it has not told yet."""
         self._is_closed = False
 
     def tell(self, *, serving: bool) -> None:
@@ -40,8 +40,7 @@ class Health(HealthServicer):
         self._states[LIVENESS] = _SERVING
         for name in self._readiness:
             self._states[name] = _SERVING if serving else _NOT_SERVING
-        for news in self._watches.values():
-            news.set()
+        self._wake()
 
     def drain(self) -> None:
         """Tell that no calls are served any more, for good; the process still lives."""
@@ -49,10 +48,13 @@ class Health(HealthServicer):
         self._readiness = ()
 
     def close(self) -> None:
-        """End all watches, and those that still come."""
+        """End all watches, and those that still come.
+
+        None is cancelled: amid a write that would leave the call with two operations at once, which gRPC refuses, and
+        its watcher without a status. One whose reader does not read ends with the server.
+        """
         self._is_closed = True
-        for watch in self._watches:
-            watch.cancel()
+        self._wake()
 
     async def Check(self, request: HealthCheckRequest, context: Context) -> HealthCheckResponse:
         """Tell the state of a service."""
@@ -62,27 +64,23 @@ class Health(HealthServicer):
 
     async def Watch(self, request: HealthCheckRequest, context: Context) -> None:
         """Tell the state of a service whenever it changes."""
-        task = asyncio.current_task()
-        assert task is not None
-        news = self._watches[task] = asyncio.Event()
+        news = asyncio.Event()
+        self._watches.add(news)
+        told = None
         try:
-            if not self._is_closed:
-                await self._watch(request.service, news, context)
-        except asyncio.CancelledError:
-            # Let through, it would leave a watcher that did not cancel without a status, waiting for ever.
-            if context.cancelled():
-                raise
+            while not self._is_closed:
+                # What comes while a write waits for its reader is told next, and only the last of it.
+                news.clear()
+                state = self._states.get(request.service, _UNKNOWN)
+                if state == told:
+                    await news.wait()
+                else:
+                    await context.write(HealthCheckResponse(status=state))
+                    told = state
         finally:
-            del self._watches[task]
+            self._watches.discard(news)
         await context.abort(StatusCode.UNAVAILABLE, "the server is shutting down")
 
-    async def _watch(self, service: str, news: asyncio.Event, context: Context) -> None:
-        told = None
-        while True:
-            # What comes while a write waits for its reader is told next, and only the last of it.
-            news.clear()
-            state = self._states.get(service, _UNKNOWN)
-            if state != told:
-                await context.write(HealthCheckResponse(status=state))
-                told = state
-            await news.wait()
+    def _wake(self) -> None:
+        for news in self._watches:
+            news.set()

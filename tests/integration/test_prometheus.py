@@ -79,8 +79,7 @@ def cached_share(heard: Traffic, since: int) -> float:
 
 def test_every_target_is_up_and_every_rule_can_be_computed(prometheus: Prometheus) -> None:
     prometheus.until('sum(up{job=~"prefixgate-.*"})', lambda up: up == 3)
-    prometheus.wait_for_evaluations(2)
-    assert {(rule["health"], rule.get("lastError")) for rule in prometheus.rules()} == {("ok", None)}
+    until(lambda: {rule["health"] for rule in prometheus.rules()} == {"ok"}, "every rule has been computed")
 
 
 def test_the_hit_rate_follows_the_traffic_where_the_quotient_of_counters_does_not(
@@ -92,15 +91,15 @@ def test_the_hit_rate_follows_the_traffic_where_the_quotient_of_counters_does_no
         told = cached_share(heard, since=20)
         assert told > 0.7
         prometheus.until(HIT_RATIO, lambda ratio: abs(ratio - told) < 0.05)
-        prometheus.until(highest, lambda ratio: abs(ratio - told) < 0.05)
+        prometheus.until(highest, lambda ratio: ratio > told - 0.05)
     with traffic(channel, unshared, clients=2) as heard:
         until_asked(heard, 50)
         assert cached_share(heard, since=0) < 0.1
         prometheus.until(HIT_RATIO, lambda ratio: ratio < 0.1)
         since_the_start = "sum(prefixgate_worker_hit_tokens_total) / sum(prefixgate_worker_queried_tokens_total)"
         assert prometheus.until(since_the_start) > prometheus.until(HIT_RATIO)
-    # Looked back at, it was high.
-    prometheus.until(highest, lambda ratio: abs(ratio - told) < 0.1)
+    # Looked back at, it was high; in some of those seconds higher than on average.
+    prometheus.until(highest, lambda ratio: ratio > told - 0.1)
 
 
 def test_counters_add_up_to_what_clients_were_told(prometheus: Prometheus, fleet: RunningFleet) -> None:

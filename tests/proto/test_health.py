@@ -25,7 +25,6 @@ class Watcher:
         self.told: asyncio.Queue[int] = asyncio.Queue()
         self.code: grpc.StatusCode | None = None
         self.is_reading = asyncio.Event()
-        self.is_gone = False
         if reads:
             self.is_reading.set()
 
@@ -36,9 +35,6 @@ class Watcher:
     async def abort(self, code: grpc.StatusCode, _: str) -> None:
         self.code = code
         raise AbortedError
-
-    def cancelled(self) -> bool:
-        return self.is_gone
 
     def watch(self, health: Health, service: str = SERVICE) -> "asyncio.Task[None]":
         return asyncio.create_task(health.Watch(HealthCheckRequest(service=service), cast(Context, self)))
@@ -93,19 +89,46 @@ def test_who_does_not_read_keeps_nobody_from_being_told() -> None:
 
 def test_closing_ends_every_watch_with_a_status_and_those_that_come_later_too() -> None:
     async def scenario() -> None:
-        health, deaf, watcher, gone, late = Health(SERVICE), Watcher(reads=False), Watcher(), Watcher(), Watcher()
-        watches = [deaf.watch(health), watcher.watch(health)]
-        leaving = gone.watch(health)
+        health, watcher, late = Health(SERVICE), Watcher(), Watcher()
+        watches = [watcher.watch(health)]
         await turn()
-        gone.is_gone = True
         health.close()
         for watch in [*watches, late.watch(health)]:
             with pytest.raises(AbortedError):
                 await watch
+        assert [one.code for one in (watcher, late)] == [grpc.StatusCode.UNAVAILABLE] * 2
+
+    run(scenario())
+
+
+def test_a_write_that_is_under_way_is_not_cut_off() -> None:
+    async def scenario() -> None:
+        health, deaf = Health(SERVICE), Watcher(reads=False)
+        watch = deaf.watch(health)
+        await turn()
+        health.close()
+        await turn()
+        # Two operations of one call at once are refused by gRPC.
+        assert deaf.code is None
+        deaf.is_reading.set()
+        with pytest.raises(AbortedError):
+            await watch
+        assert deaf.code is grpc.StatusCode.UNAVAILABLE
+
+    run(scenario())
+
+
+def test_a_watcher_that_leaves_is_forgotten() -> None:
+    async def scenario() -> None:
+        health, gone = Health(SERVICE), Watcher()
+        leaving = gone.watch(health)
+        await turn()
+        leaving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await leaving
-        unavailable = grpc.StatusCode.UNAVAILABLE
-        assert [one.code for one in (deaf, watcher, gone, late)] == [unavailable, unavailable, None, unavailable]
+        health.tell(serving=True)
+        health.close()
+        assert gone.code is None
 
     run(scenario())
 
