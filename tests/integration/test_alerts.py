@@ -63,10 +63,12 @@ def test_a_worker_that_is_killed_and_comes_back(tmp_path: Path) -> None:
         until(lambda: not server.alerts(), "no alert has a cause")
         fleet.workers[0].kill()
         until_only(server, "PrefixgateWorkerGone")
-        told = {alert.labels.get("worker") or alert.labels["job"] for alert in server.alerts()}
-        assert told == {fleet.workers[0].address, "prefixgate-worker"}
+        missed = {fleet.workers[0].address, "prefixgate-worker"}
+        until(
+            lambda: {alert.labels.get("worker") or alert.labels["job"] for alert in server.alerts()} == missed, "both"
+        )
         # Its gauges are gone with it, and the other's are not.
-        assert len(server.query('prefixgate_worker_pool_blocks{state="free"}')) == 1
+        server.until('count(prefixgate_worker_pool_blocks{state="free"})', lambda workers: workers == 1)
         fleet.restart(0, "witness")
         until(lambda: not server.alerts(), "the alert ends when the worker is back")
         # The same target, which was there, was gone and is there.
