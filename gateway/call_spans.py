@@ -14,6 +14,7 @@ from opentelemetry.context import Context as Parent
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, get_current_span, set_span_in_context
 
+from prefixgate.config.address import parse_address
 from prefixgate.gateway.auth import Metadata
 from prefixgate.gateway.call_record import CallRecord
 from prefixgate.gateway.call_trace import UNTRACED, AttemptTrace, CallTrace, Context
@@ -101,9 +102,9 @@ class _Traced:
         """Note that it is sent to a worker."""
         with _Harmless():
             span = self._tracing.tracer.start_span("attempt", self._context, SpanKind.CLIENT)
+            span.set_attributes(_server(choice.worker))
             span.set_attributes(
                 {
-                    "server.address": choice.worker,
                     "prefixgate.route.queried_tokens": choice.queried_tokens,
                     "prefixgate.route.reusable_tokens": choice.reusable_tokens,
                     "prefixgate.route.predicted_tokens": choice.cached_tokens,
@@ -139,6 +140,14 @@ class _TracedAttempt:
                 span.set_attribute("error.type", outcome)
                 span.set_status(Status(StatusCode.ERROR))
             span.end()
+
+
+def _server(worker: str) -> Attributes:
+    """Write where a worker is."""
+    address = parse_address(worker)
+    if address.is_unix:
+        return {"server.address": address.path}
+    return {"server.address": address.host, "server.port": address.port}
 
 
 def _attributes(call: Call, record: CallRecord, code: grpc.StatusCode) -> Attributes:

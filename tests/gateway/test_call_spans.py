@@ -16,9 +16,11 @@ from opentelemetry.semconv._incubating.attributes import gen_ai_attributes, rpc_
 from opentelemetry.trace import SpanKind
 from opentelemetry.trace import StatusCode as SpanStatus
 
+from prefixgate.config.address import Address
 from prefixgate.gateway.call_spans import CallSpans, sampler_of
+from prefixgate.gateway.candidate import Choice
 from prefixgate.gateway.live_calls import Call
-from prefixgate.proto import gateway_pb2, generation_pb2
+from prefixgate.proto import gateway_pb2, generation_pb2, worker_pb2
 from prefixgate.proto.tracing import Tracing
 from tests.gateway.fake_worker import STOP, FakeWorker
 from tests.gateway.fleeted import fleeted
@@ -67,6 +69,7 @@ class TestSpans:
         assert {trace_id(span) for span in spans.values()} == {trace_id(root)}
         assert [parent_id(span) for span in spans.values()] == [span_id(root), span_id(root), None]
         assert (root.kind, attempt.kind) == (SpanKind.SERVER, SpanKind.CLIENT)
+        assert str(attributes(attempt)["server.address"]).endswith("/worker.sock")
         # The worker's spans go below the attempt.
         assert parent.split("-")[1:3] == [trace_id(root), span_id(attempt)]
         (begin, end), (begin_attempt, end_attempt) = times(root), times(attempt)
@@ -165,6 +168,20 @@ class TestSpans:
         assert failed.status.status_code is SpanStatus.ERROR
         assert "error.type" not in attributes(good)
         assert attributes(recorded.all()[-1])["prefixgate.attempts"] == 2
+
+    @pytest.mark.parametrize("host", ["10.0.0.1", "::1", "worker.example"])
+    def test_a_worker_over_the_network_has_host_and_port(self, host: str) -> None:
+        recorded = Recorded()
+        context: Any = SimpleNamespace(invocation_metadata=lambda: ())
+        worker = str(Address(host, 8060))
+        traced(recorded).begin("Generate", context).attempt(worker_pb2.Submit(), Choice(worker, 5, 4, 3)).end("")
+        assert attributes(recorded.spans()["attempt"]) == {
+            "server.address": host,
+            "server.port": 8060,
+            "prefixgate.route.queried_tokens": 5,
+            "prefixgate.route.reusable_tokens": 4,
+            "prefixgate.route.predicted_tokens": 3,
+        }
 
 
 class TestEnds:
