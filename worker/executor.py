@@ -96,7 +96,7 @@ class Executor:
                 token_ids = token_ids.index_select(0, upload(np.array(places), token_ids.device))
             logits = self._runner.forward_ahead([_row(chunk, ahead=1) for chunk in chunks], token_ids)
             computed = [(chunk, Lines(logits, line, line + 1)) for line, chunk in enumerate(chunks)]
-            behind = Flight(computed, StepResult(), tried=True)
+            behind = Flight(computed, StepResult(), tried=True, num_ahead=flight.num_ahead + 1)
             self._choose_ahead(behind, ahead=1)
         except Exception:
             logger.exception("A step of %d could not be launched ahead", len(chunks))
@@ -283,16 +283,13 @@ def _turns_of(chunk: Chunk, lines: Lines) -> Iterator[Turn]:
 
 def _finite_chunks(computed: Sequence[tuple[Chunk, Lines]], known: list[bool] | None) -> list[bool]:
     """Tell of each chunk whether its logits are finite; ``known`` are the lines' flags where the device told."""
-    flags: dict[int, list[bool]] = {}
     finite: list[bool] = []
-    for _, lines in computed:
-        of_lines = known
-        if of_lines is None:
-            key = id(lines.logits)
-            of_lines = flags[key] if key in flags else flags.setdefault(key, finite_rows(lines.logits))
-        finite.append(
-            of_lines[lines.start] if lines.stop == lines.start + 1 else all(of_lines[lines.start : lines.stop])
-        )
+    flags, looked_at = known, None
+    for _, (logits, start, stop) in computed:
+        if known is None and logits is not looked_at:
+            flags, looked_at = finite_rows(logits), logits
+        assert flags is not None
+        finite.append(flags[start] if stop == start + 1 else all(flags[start:stop]))
     return finite
 
 
