@@ -71,7 +71,7 @@ CHARGED_TOKENS = Metric(
 PROMPT_TOKENS = Metric(
     "prefixgate_gateway_prompt_tokens_total",
     "counter",
-    "Prompt tokens of calls that the worker ended, well or not.",
+    "Prompt tokens of calls that a worker ended, well or not; of one that it lost before the first token none.",
     ("tenant",),
     "tokens",
 )
