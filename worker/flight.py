@@ -53,6 +53,8 @@ class Flight:
     """So far: calls that failed before anything ran."""
     tried: bool
     """Whether there was anything to compute."""
+    num_ahead: int = 0
+    """Steps in a row, this one included, that were launched behind others and not planned by the scheduler."""
     turns: list[Turn] = field(default_factory=list)
     """The outputs that a token was chosen for on the device, in the order of ``awaited``."""
     awaited: Awaited | None = None

@@ -19,6 +19,12 @@ from prefixgate.worker.scheduler import Scheduler
 from prefixgate.worker.sequence import Sequence
 from prefixgate.worker.step_plan import Chunk
 
+MAX_AHEAD_OF_WAITING = 16
+"""Steps in a row that are launched ahead while calls of several tenants are there and some wait, before it is looked
+again whose turn it is. A full batch can have to make way for a tenant that was served less, and who was changes with
+each step: without a bound that tenant would wait until something ends. It is not looked at each time, as such a step is
+not launched ahead."""
+
 
 class Lookahead:
     """Launches steps behind others. Runs on the engine's thread."""
@@ -44,7 +50,7 @@ class Lookahead:
         """Return the next tokens' chunks, or none. What it took of the pool for them stays theirs either way."""
         # Outputs that ended before it could be known here are in the flight, and have let go of their blocks.
         turns = [turn for turn in flight.turns if turn.output.table is not None]
-        if not self._is_settled(turns):
+        if not self._is_settled(flight, turns):
             return []
         chunks: list[Chunk] = []
         for request, output, _ in turns:
@@ -56,8 +62,8 @@ class Lookahead:
             chunks.append(Chunk(request, output, 1))
         return chunks
 
-    def _is_settled(self, turns: list[Turn]) -> bool:
-        """Whether nothing but these outputs could compute next: all that runs is among them, and nothing can join."""
+    def _is_settled(self, flight: Flight, turns: list[Turn]) -> bool:
+        """Whether nothing but these outputs is to compute next: all that runs is among them, and nothing joins."""
         scheduler = self._scheduler
         running = scheduler.num_running_sequences
         if running != len(turns):
@@ -65,8 +71,11 @@ class Lookahead:
         # Each has one token to compute, and none is carried by another sequence.
         if any(output.num_uncomputed != 1 or request.carrier is not None for request, output, _ in turns):
             return False
-        # Who waits is looked at again when something has ended: until then there is less room and not more.
-        return not scheduler.waiting or running >= self._limits.max_running
+        if not scheduler.waiting:
+            return True
+        # Until something ends there is less room for who waits and not more, but other tenants can have to make way.
+        may_wait = scheduler.fair.num_active == 1 or flight.num_ahead < MAX_AHEAD_OF_WAITING
+        return may_wait and running >= self._limits.max_running
 
     def _make_room(self, request: Request, output: Sequence) -> bool:
         """Get the slot of the token that comes out of the step that runs; from nobody who is at work."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 from grpc import StatusCode
 
+from prefixgate.worker.lookahead import MAX_AHEAD_OF_WAITING
 from prefixgate.worker.model_runner import Row
 from prefixgate.worker.request import End, SamplingParams
 from prefixgate.worker.sequence import FinishReason
@@ -108,6 +109,33 @@ def test_with_no_room_for_who_waits_the_steps_go_on_ahead() -> None:
     driver.run()
     assert [call.outputs for call in calls] == [solo(words(20, seed), 20) for seed in range(4)]
     assert len(driver.runner.steps_ahead) == 36
+
+
+def test_a_full_batch_makes_way_ahead_for_who_was_served_less() -> None:
+    def steps_to_end(driver: Driver, prompt: list[int]) -> int:
+        call = driver.submit(prompt, 2, tenant="bolt")
+        steps = 0
+        while call.end is None:
+            driver.step()
+            steps += 1
+        return steps
+
+    def steps_to_second_call(driver: Driver) -> int:
+        driver.submit(words(20, 1), 10, tenant="bolt")
+        driver.step()
+        for seed in (2, 3):
+            driver.submit(words(20, seed), 400)
+        steps_to_end(driver, words(300, 5))
+        # It comes back with more work behind it than acme has, whose two calls fill the batch for a while yet.
+        return steps_to_end(driver, words(20, 7))
+
+    plain, ahead = (Driver(100, max_running=2, is_ahead=is_ahead) for is_ahead in (False, True))
+    needed = steps_to_second_call(plain)
+    assert 50 < needed < 300
+    assert plain.observations.preemptions == 1
+    assert steps_to_second_call(ahead) <= needed + MAX_AHEAD_OF_WAITING + 2
+    assert ahead.observations.preemptions == 1
+    assert len(ahead.runner.steps_ahead) > needed // 2
 
 
 def test_a_deadline_and_a_time_limit_are_kept() -> None:
