@@ -67,7 +67,7 @@ class Plan(NamedTuple):
     starts: torch.Tensor
     """``[T + 1]``: where each token's records begin."""
     merged: torch.Tensor
-    """Tokens that have more than one record."""
+    """Tokens whose outputs are made from their records."""
     num_records: int
 
 
