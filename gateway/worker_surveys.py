@@ -5,9 +5,6 @@ import logging
 import time
 from typing import NamedTuple
 
-import grpc.aio
-
-from prefixgate.gateway.errors import NoWorkerError
 from prefixgate.gateway.fleet import Fleet
 from prefixgate.gateway.member import Member
 from prefixgate.proto import worker_pb2
@@ -29,7 +26,7 @@ class Surveyed(NamedTuple):
 
 
 class WorkerSurveys:
-    """Asks, and keeps of each worker that is known its last totals and its last map."""
+    """Asks, and keeps of each worker that is connected its last totals and its last map."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -45,7 +42,8 @@ class WorkerSurveys:
         A worker that has not answered the last time is not asked anew. What goes wrong is not told: a worker that
         answers nothing is seen by what it last said growing old.
         """
-        members = {member.address: member for member in self._fleet.members()}
+        # What a worker had is no more once it is lost, however long it stays on the list.
+        members = {member.address: member for member in self._fleet.members() if member.client.is_ready}
         for kept in (self.totals, self.maps):
             for address in kept.keys() - members.keys():
                 del kept[address]
@@ -69,8 +67,9 @@ class WorkerSurveys:
         try:
             request = worker_pb2.SurveyRequest(max_cells=max_cells)
             survey = await member.client.connection.stub.Survey(request, timeout=_ANSWER_SECONDS)
-        except (NoWorkerError, grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
-            logger.debug("The worker at %s tells nothing of itself: %s", member.address, error)
+        except Exception:
+            # Lost meanwhile, or too busy, or of another version: none of that is news here.
+            logger.debug("The worker at %s tells nothing of itself", member.address, exc_info=True)
             return
         self.totals[member.address] = found = Surveyed(survey, time.monotonic())
         if survey.HasField("map"):

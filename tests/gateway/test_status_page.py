@@ -13,7 +13,7 @@ import pytest
 
 from prefixgate.config.settings import GatewaySettings, Settings
 from prefixgate.gateway.status_board import PAUSE_SECONDS
-from prefixgate.gateway.status_document import StatusDocument
+from prefixgate.gateway.status_document import MAX_CALLS, StatusDocument
 from prefixgate.gateway.status_history import StatusHistory
 from prefixgate.gateway.tenants import digest_api_key
 from prefixgate.proto import worker_pb2
@@ -149,6 +149,25 @@ def test_calls_are_told_of_without_their_text_and_names_as_they_are() -> None:
     run(scenario())
 
 
+def test_of_many_calls_the_oldest_are_told_of_one_by_one() -> None:
+    async def scenario() -> None:
+        async with rig(surveyed()) as at:
+            streams = []
+            for number in range(MAX_CALLS + 5):
+                streams.append(at.stub.Generate(prompt("hi", request_id=f"call-{number}")))
+                await at.next_call()
+            found = await document(at)
+            while found["calls"]["live"] != len(streams):
+                found = await document(at)
+            assert [call["id"] for call in found["calls"]["oldest"]] == [f"call-{n}" for n in range(MAX_CALLS)]
+            (tenant,) = found["tenants"]
+            assert tenant["live_calls"] == len(streams)
+            for stream in streams:
+                stream.cancel()
+
+    run(scenario())
+
+
 def test_a_map_is_asked_for_while_somebody_looks_and_once_however_many_look() -> None:
     async def scenario() -> None:
         worker = surveyed()
@@ -188,7 +207,10 @@ def test_without_a_worker_the_page_says_so() -> None:
             found = await document(at)
             while found["state"] != "no worker":
                 found = await document(at)
+            while found["workers"][0]["survey"] is not None:
+                found = await document(at)
             assert found["workers"][0]["state"] == "not connected"
+            assert (found["pool"]["total"], found["totals"]["running_calls"], found["tenants"]) == (0, 0, [])
 
     run(scenario())
 

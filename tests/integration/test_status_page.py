@@ -124,7 +124,10 @@ def test_the_map_changes_when_a_shared_prompt_arrives_and_calls_are_listed(chrom
         assert "buoy" not in viewer.page.content()
         for stream in streams:
             stream.cancel()
+        # With nobody left, nothing is shown as held, though no further call comes.
         viewer.until("document.querySelector('#no-calls').checkVisibility()")
+        held = "[...document.querySelectorAll('#legend li')].filter(one => /held|shared|pinned/.test(one.textContent))"
+        viewer.until(f"{held}.every(one => one.querySelector('b').textContent === '0')")
         assert viewer.complaints == []
 
 
@@ -198,7 +201,9 @@ def test_a_key_opens_the_page_and_a_gateway_that_goes_away_is_told_of(chromium: 
         with Viewer(chromium, page, password="pg-op") as viewer:
             viewer.until("document.querySelector('#state').textContent === 'no worker'")
             assert viewer.complaints == []
-            gateway.kill()
+            # The page asks on and on, on a connection that is kept; that holds up nothing.
+            gateway.process.terminate()
+            assert gateway.end() == 0
             viewer.until("document.querySelector('#state').textContent === 'lost'")
             assert "does not tell how it stands" in viewer.text("#problem")
             assert viewer.page.eval_on_selector("#main", "main => main.className") == "stale"
