@@ -1,5 +1,6 @@
 import asyncio
 import queue
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -166,6 +167,23 @@ def test_a_page_is_ready_when_it_says_so_and_not_before() -> None:
         await page.stop()
 
     asyncio.run(asyncio.wait_for(scenario(), GUARD_SECONDS))
+
+
+def test_a_page_is_asked_directly_whatever_proxy_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+
+        async def scenario() -> None:
+            page = Page()
+            page.is_well = True
+            page.start()
+            await until_page_ready(page.address)
+            await page.stop()
+
+        asyncio.run(asyncio.wait_for(scenario(), GUARD_SECONDS))
 
 
 def test_a_page_fails_when_it_has_done_so_several_times_in_a_row() -> None:
