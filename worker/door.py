@@ -40,16 +40,12 @@ class Door:
         needed = self._cache.blocks_needed(prompt, new, outputs)
         ceiling = self._cache.ceiling(request.scope.tenant)
         if needed > ceiling:
-            field, wanted = (
-                "sampling.max_tokens",
-                f"sampling.max_tokens: {prompt} prompt tokens and {outputs} outputs of up to {new} tokens",
-            )
-            if request.prefill_only:
-                field, wanted = "token_ids", f"token_ids: {prompt} prompt tokens"
+            field = "token_ids" if request.prefill_only else "sampling.max_tokens"
+            also = "" if request.prefill_only else f" and {outputs} outputs of up to {new} tokens"
             raise RefusedError(
                 StatusCode.INVALID_ARGUMENT,
-                f"{wanted} can need {needed} blocks of {self._cache.block_size} tokens; of the pool's "
-                f"{self._cache.num_blocks} the tenant can have {ceiling}",
+                f"{field}: {prompt} prompt tokens{also} can need {needed} blocks of {self._cache.block_size} tokens; "
+                f"of the pool's {self._cache.num_blocks} the tenant can have {ceiling}",
                 field=field,
             )
 
