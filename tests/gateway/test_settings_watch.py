@@ -131,8 +131,8 @@ def test_what_needs_a_restart_is_named_and_secrets_are_not(path: Path, caplog: p
     watched = Watched(path)
     secret, digest = "ab" * 16, "sha256:" + "0f" * 32
     path.write_text(
-        f'[gateway]\nlisten = "127.0.0.1:1"\noperator_keys = ["{digest}"]\n[cache]\nhash_key = "{secret}"\n[worker]\nmax_running = 1\n'
-        "[limits]\nmax_outputs = 2\n" + tenants("blue")
+        f'[gateway]\nlisten = "127.0.0.1:1"\noperator_keys = ["{digest}"]\n[cache]\nhash_key = "{secret}"\n'
+        "[worker]\nmax_running = 1\n[limits]\nmax_outputs = 2\n" + tenants("blue")
     )
     with caplog.at_level(logging.INFO):
         watched.look()
