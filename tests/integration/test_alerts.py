@@ -4,6 +4,7 @@ Time passes faster in the rules, by `prometheus.faster`; nothing else about them
 """
 
 import contextlib
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import grpc
 import pytest
 
 from prefixgate.proto import gateway_pb2
-from tests.counts import scaled
+from tests.counts import SOAK_VARIABLE
 from tests.integration.asking import Stream, prompt
 from tests.integration.fleet import RunningFleet
 from tests.integration.prometheus import MISSING, Prometheus, is_installed
@@ -26,7 +27,7 @@ TEXT = "Eight blocks that each call of a kind begins with, so that they are comp
 SETTLED = 4
 """Evaluations of the rules after which whatever has a cause is pending at least."""
 
-soak = pytest.mark.skipif(scaled(20) == 1, reason="takes half a minute: make soak")
+soak = pytest.mark.skipif(os.environ.get(SOAK_VARIABLE) != "1", reason="takes half a minute: make soak")
 
 
 @contextlib.contextmanager
