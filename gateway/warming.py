@@ -21,7 +21,7 @@ class Warmer:
     """Runs warms, each on the worker that the fleet chooses for its prompt: where a call with it will go.
 
     One that a worker drops is sent to another, once, however far it was: its client has got nothing that could be
-    repeated, but for how far it is, which then begins anew.
+    repeated. How far it is begins anew there, and is told again where that is further than before.
     """
 
     def __init__(self, fleet: Fleet, encoder: PromptEncoder, metrics: GatewayMetrics) -> None:
@@ -49,6 +49,7 @@ class Warmer:
         call.charge.reserve(len(token_ids), 0)
         scope = model.scope(call.tenant, request.cache.salt)
         names = await self._fleet.names_of_long(scope, token_ids)
+        told = 0
         failed: set[str] = set()
         while True:
             submit = _submission(request, call, time_remaining())
@@ -60,7 +61,9 @@ class Warmer:
                 try:
                     async with aclosing(self._attempt(submit, call, placement)) as messages:
                         async for message in messages:
-                            yield message
+                            if message.progress.computed_tokens >= told or message.HasField("completion"):
+                                told = message.progress.computed_tokens
+                                yield message
                     return
                 except CallError as error:
                     failed.add(placement.worker)

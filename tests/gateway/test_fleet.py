@@ -46,16 +46,19 @@ def test_a_warm_that_a_worker_drops_goes_to_another_however_far_it_was(tmp_path:
         async with fleeted(tmp_path, *workers(2)) as f:
             pending = f.client.stub.Warm(gateway_pb2.WarmRequest(prompt="hi"))
             index, call = await f.next_call()
-            await call.progress(1)
+            await call.progress(3)
             f.sessions[index].close(grpc.StatusCode.INTERNAL, "dead")
             again = await f.sessions[1 - index].calls.get()
             call.submit.call_id = again.submit.call_id
             assert again.submit == call.submit
-            await again.progress(2)
-            await again.end(prompt_tokens=2)
-            messages = [message async for message in pending]
-            assert [message.progress.computed_tokens for message in messages[:-1]] == [1, 2]
-            assert messages[-1].completion.incarnation == f"life-{1 - index}"
+            # One by one, as what nobody has read yet becomes one message.
+            assert (await pending.read()).progress.computed_tokens == 3
+            for computed in (2, 4):
+                await again.progress(computed)
+            told = (await pending.read()).progress.computed_tokens
+            assert told == 4
+            await again.end(prompt_tokens=4)
+            assert (await pending.read()).completion.incarnation == f"life-{1 - index}"
             # And no further than to two.
             pending = f.client.stub.Warm(gateway_pb2.WarmRequest(prompt="hi"))
             again = await f.sessions[1 - index].calls.get()
