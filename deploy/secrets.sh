@@ -23,7 +23,7 @@ if [ ! -e settings.toml ]; then
     cat > settings.toml <<SETTINGS
 # Read by the gateway and the worker. Every key: docs/configuration.md. Tenants and limits change without a restart.
 [tenants.application]
-api_keys = ["$(sed -n 's/.*"\(sha256:[0-9a-f]*\)".*/\1/p' <<< "$made")"]
+api_keys = ["$(sed -n '/"sha256:/{s/.*"\(sha256:[0-9a-f]*\)".*/\1/p;q}' <<< "$made")"]
 SETTINGS
 fi
 
