@@ -143,6 +143,10 @@ class Engine:
             self._end(request, RECEIVER_GONE)
             self._report = self._take_report()
         self.cache_feed.publish()
+        if self._flight is not None and not self._flight.is_wanted:
+            # All that it computes is for nobody, and who waits need not wait for that: the device goes by the order of
+            # launches.
+            self._flight = None
         return bool(self._flight or self._scheduler.waiting or self._scheduler.running)
 
     def seconds_to_expiry(self) -> float | None:

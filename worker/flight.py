@@ -59,3 +59,8 @@ class Flight:
     """The outputs that a token was chosen for on the device, in the order of ``awaited``."""
     awaited: Awaited | None = None
     """None where tokens are chosen at landing."""
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether any of its sequences still is: outputs can have ended since its launch."""
+        return any(chunk.sequence.table is not None for chunk, _ in self.computed)

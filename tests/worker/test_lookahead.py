@@ -60,6 +60,18 @@ def test_an_output_that_ends_by_its_own_token_computes_one_for_nobody() -> None:
     driver.assert_idle()
 
 
+def test_nobody_waits_for_a_step_that_is_for_nobody() -> None:
+    options = WitnessOptions(context=256, eos_every=9)
+    plain, ahead = (Driver(max_running=1, options=options, is_ahead=is_ahead) for is_ahead in (False, True))
+    for driver in (plain, ahead):
+        for seed in range(4):
+            driver.submit(words(20, seed), 100)
+        driver.run()
+    assert len(ahead.runner.steps) > len(plain.runner.steps), "each output that ended early computed one in vain"
+    assert ahead.engine.report().steps == plain.engine.report().steps
+    ahead.assert_idle()
+
+
 def test_what_was_computed_for_nobody_is_not_found_by_the_next_turn() -> None:
     options = WitnessOptions(context=256, eos_every=9)
     driver = ahead_driver(num_blocks=12, options=options)
