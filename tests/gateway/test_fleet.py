@@ -44,7 +44,7 @@ def test_calls_that_wait_are_spread_and_their_load_ends_with_them(tmp_path: Path
 def test_a_warm_that_a_worker_drops_goes_to_another_however_far_it_was(tmp_path: Path) -> None:
     async def test() -> None:
         async with fleeted(tmp_path, *workers(2)) as f:
-            pending = f.client.stub.Warm(gateway_pb2.WarmRequest(prompt="hi"))
+            pending: Any = f.client.stub.Warm(gateway_pb2.WarmRequest(prompt="hi"))
             index, call = await f.next_call()
             await call.progress(3)
             f.sessions[index].close(grpc.StatusCode.INTERNAL, "dead")
