@@ -135,7 +135,8 @@ def _weight(figures: Mapping[str, int]) -> int:
 def _positions(accounts: Iterable[Account], tenants: list[str]) -> dict[int, int]:
     """Find which place in the list an account's number has; that of all others where it has none of its own."""
     places = {name: place for place, name in enumerate(tenants, 1)}
-    return {account.number: places.get(account.tenant, len(tenants)) for account in accounts}
+    # Accounts that are not open have number 0, as free blocks do.
+    return {account.number: places.get(account.tenant, len(tenants)) for account in accounts if account.number}
 
 
 def _write_map(drawn: PoolMap, positions: Mapping[int, int]) -> worker_pb2.PoolMap:

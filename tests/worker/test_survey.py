@@ -101,7 +101,9 @@ def test_a_map_has_a_bound() -> None:
 
 def test_tenants_of_the_settings_are_told_of_before_they_have_anything() -> None:
     async def scenario(host: Host) -> None:
-        found = {tenant.tenant: tenant for tenant in (await host.stub.Survey(survey(4))).tenants}
+        told = await host.stub.Survey(survey(4))
+        assert list(told.map.owner) == [0] * 4, "free blocks are nobody's"
+        found = {tenant.tenant: tenant for tenant in told.tenants}
         assert (found["acme"].floor_blocks, found["acme"].cap_blocks) == (4, 64)
         assert (found["bolt"].floor_blocks, found["bolt"].cap_blocks) == (0, 20)
 
