@@ -1,13 +1,15 @@
 """The plain HTTP port of a process: its metrics, and yes-or-no pages for whoever restarts or routes."""
 
+import contextlib
 import logging
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
+from http.client import LineTooLong
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from prefixgate.proto.exposition import CONTENT_TYPE
 from prefixgate.proto.metrics_page import MetricsPage
@@ -16,6 +18,11 @@ logger = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 75.0
 """A connection that sends nothing is closed, so that none holds a thread for ever. Longer than scrapes are apart."""
+
+MAX_CONNECTIONS = 128
+"""At the same time; each has a thread."""
+MAX_HEAD_BYTES = 64 << 10
+"""Of a request. The library alone would take a hundred times as much, of whoever can reach the port."""
 
 _STOP_POLL_SECONDS = 0.1
 """How often the library's server looks whether it should stop."""
@@ -128,18 +135,53 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer = answer
         super().__init__(*args)  # type: ignore[arg-type]
 
+    def setup(self) -> None:
+        super().setup()
+        self.rfile: Any = _Heads(self.rfile)
+
+    def handle_one_request(self) -> None:
+        self.rfile.begin()
+        super().handle_one_request()
+
     def do_GET(self) -> None:
-        status, headers, body = self._answer(self.path, Request(_joined(self.headers.items()), self.client_address[0]))
+        asked = _joined(self.headers.items())
+        status, headers, body = self._answer(self.path, Request(asked, self.client_address[0]))
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
+        if asked.get("content-length", "0") != "0" or "transfer-encoding" in asked:
+            # A body is not read, and must not pass for the next request: a proxy in front can send two people's on
+            # one connection.
+            self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(body)
+        self.server.answered(self.request)  # type: ignore[attr-defined]  # of the class below
 
     def log_message(self, format: str, *args: object) -> None:
         """Log below what is shown by default: a scrape every few seconds is no news."""
         logger.debug(format, *args)
+
+
+class _Heads:
+    """Reads the lines of requests' heads, each head of a bounded length."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._left = MAX_HEAD_BYTES
+        self.close = file.close
+
+    def begin(self) -> None:
+        """Begin with the next request."""
+        self._left = MAX_HEAD_BYTES
+
+    def readline(self, most: int) -> bytes:
+        """Read a line. Raises LineTooLong, which the library answers by itself."""
+        line = self._file.readline(min(most, self._left + 1))
+        self._left -= len(line)
+        if self._left < 0:
+            raise LineTooLong("head")
+        return line
 
 
 def _joined(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -154,6 +196,40 @@ def _server_of(host: str) -> type[ThreadingHTTPServer]:
     class Server(ThreadingHTTPServer):
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         daemon_threads = True
+        # The library's five are fewer than come at once when many probes and scrapes share a second.
+        request_queue_size = MAX_CONNECTIONS
+
+        def __init__(self, *args: Any) -> None:
+            self._lock = threading.Lock()
+            self._open: dict[socket.socket, None] = {}
+            """Connections, the one that has waited longest since its last answer first."""
+            super().__init__(*args)
+
+        def process_request(self, request: Any, client_address: Any) -> None:
+            """Take a connection, in place of the oldest one where there are too many.
+
+            To refuse it was rejected: whoever opens many and says nothing would keep probes and scrapes out.
+            """
+            with self._lock:
+                self._open[request] = None
+                oldest = next(iter(self._open)) if len(self._open) > MAX_CONNECTIONS else None
+                if oldest is not None:
+                    del self._open[oldest]
+                    with contextlib.suppress(OSError):  # it is gone already
+                        oldest.shutdown(socket.SHUT_RDWR)
+            super().process_request(request, client_address)
+
+        def answered(self, request: Any) -> None:
+            """Note that a connection got an answer."""
+            with self._lock:
+                if request in self._open:
+                    del self._open[request]
+                    self._open[request] = None
+
+        def shutdown_request(self, request: Any) -> None:
+            with self._lock:
+                self._open.pop(request, None)
+            super().shutdown_request(request)
 
         def handle_error(self, request: Any, client_address: Any) -> None:
             """Log instead of printing; a client that goes away amid an answer is nothing to alarm anyone with."""

@@ -1,5 +1,6 @@
 """The HTTP port."""
 
+import contextlib
 import http.client
 import socket
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from prefixgate.proto.exposition import Family
-from prefixgate.proto.http_server import Check, HttpServer
+from prefixgate.proto.http_server import MAX_CONNECTIONS, MAX_HEAD_BYTES, Check, HttpServer
 from prefixgate.proto.metrics_page import MetricsPage
 
 
@@ -99,6 +100,42 @@ def test_a_client_that_leaves_amid_its_request_hurts_no_other(
         with socket.create_connection(("127.0.0.1", server.port)) as client:
             client.sendall(sent)
     assert get(connection, "/healthz")[0] == 200
+
+
+def test_connections_that_say_nothing_are_bounded_and_keep_nobody_out(
+    server: HttpServer, connection: http.client.HTTPConnection
+) -> None:
+    with contextlib.ExitStack() as held:
+        silent = [
+            held.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+            for _ in range(MAX_CONNECTIONS)
+        ]
+        for number in range(3):
+            # Whoever asks is taken in, and is not the one that makes way for those who come after it.
+            assert get(connection, "/healthz")[0] == 200, number
+            own = connection.sock
+            silent.append(held.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60)))
+        assert get(connection, "/healthz")[0] == 200
+        assert connection.sock is own
+        # The first of the silent ones were closed for those.
+        assert [one.recv(1) for one in silent[:4]] == [b""] * 4
+
+
+def test_a_head_that_does_not_end_is_refused(server: HttpServer) -> None:
+    begun = b"GET /healthz HTTP/1.1\r\n" + b"X: y\r\n" * 50 + b"X: "
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+        client.sendall(begun + b"y" * (MAX_HEAD_BYTES + 1 - len(begun)))
+        assert client.makefile("rb").readline().startswith(b"HTTP/1.1 431 ")
+
+
+@pytest.mark.parametrize("header", [b"Content-Length: 8", b"Transfer-Encoding: chunked"])
+def test_a_body_cannot_pass_for_the_next_request(server: HttpServer, header: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+        client.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + header + b"\r\n\r\n")
+        # To the end of the connection, before any of the body is sent.
+        answer = client.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"\r\nConnection: close\r\n" in answer
 
 
 def test_an_address_in_use_is_an_error(server: HttpServer) -> None:
