@@ -9,7 +9,7 @@ import grpc.aio
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from prefixgate.gateway.errors import is_being_cancelled
-from prefixgate.proto.transport import CHANNEL_OPTIONS
+from prefixgate.proto.transport import CHANNEL_OPTIONS, IN_THE_CLEAR
 
 _RETRY_MS = 250
 _ANSWER_SECONDS = 5.0
@@ -50,7 +50,7 @@ def _answers(url: str) -> bool:
 
 async def until_serving(address: str) -> None:
     """Wait until the server at ``address`` listens and its standard health service says SERVING."""
-    async with grpc.aio.insecure_channel(address, options=[*CHANNEL_OPTIONS, *_EAGER]) as channel:
+    async with grpc.aio.insecure_channel(address, options=[*CHANNEL_OPTIONS, *_EAGER, *IN_THE_CLEAR]) as channel:
         # The library's stub would do, if its type hints knew this method.
         watch = channel.unary_stream(
             "/grpc.health.v1.Health/Watch",

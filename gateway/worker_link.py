@@ -9,7 +9,7 @@ from prefixgate.config.settings import GatewaySettings, SettingsError
 from prefixgate.proto import worker_pb2_grpc
 from prefixgate.proto.access import proving
 from prefixgate.proto.tls import client_credentials
-from prefixgate.proto.transport import CHANNEL_OPTIONS
+from prefixgate.proto.transport import CHANNEL_OPTIONS, IN_THE_CLEAR
 
 # gRPC by itself waits up to two minutes before it tries a lost worker's address again.
 _EAGER = tuple((f"grpc.{name}_reconnect_backoff_ms", 250) for name in ("initial", "min", "max"))
@@ -33,7 +33,7 @@ class WorkerLink:
         """Open a channel to a worker, by TLS files as they are now. Raises TlsError."""
         options: list[tuple[str, int | str]] = [*CHANNEL_OPTIONS, *_EAGER]
         if not self.ca or parse_address(address).is_unix:
-            return grpc.aio.insecure_channel(address, options=options)
+            return grpc.aio.insecure_channel(address, options=[*options, *IN_THE_CLEAR])
         if self.name:
             options.append(("grpc.ssl_target_name_override", self.name))
         return grpc.aio.secure_channel(

@@ -34,6 +34,10 @@ _SHARED: tuple[tuple[str, int], ...] = (
 CHANNEL_OPTIONS = _SHARED
 """For every client channel."""
 
+IN_THE_CLEAR: tuple[tuple[str, int], ...] = (("grpc.enable_http_proxy", 0),)
+"""For every client channel without TLS besides. gRPC sends what it carries through the proxy that the environment
+names, on whatever machine that is, and also where the server is on this one."""
+
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *_SHARED,
     # By default a second server on a used port starts without an error and takes part of the calls.

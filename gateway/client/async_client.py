@@ -25,6 +25,7 @@ from prefixgate.gateway.client.requests import (
 from prefixgate.gateway.client.terms import CLIENT_CHANNEL_OPTIONS, DEFAULT_ADDRESS, Terms
 from prefixgate.gateway.client.tls import Tls
 from prefixgate.proto import gateway_pb2, gateway_pb2_grpc
+from prefixgate.proto.transport import IN_THE_CLEAR
 
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
@@ -48,11 +49,12 @@ class AsyncClient:
     ) -> None:
         """Connect at the first call. ``address`` is HOST:PORT, unix:/PATH or another target that gRPC knows.
 
-        ``timeout`` is for calls that set none. Without ``tls`` nothing is encrypted, the API key included.
+        ``timeout`` is for calls that set none. Without ``tls`` nothing is encrypted, the API key included, and no proxy
+        is used.
         """
         self._terms = Terms(api_key, timeout, retry)
         self._channel = (
-            grpc.aio.insecure_channel(address, CLIENT_CHANNEL_OPTIONS)
+            grpc.aio.insecure_channel(address, (*CLIENT_CHANNEL_OPTIONS, *IN_THE_CLEAR))
             if tls is None
             else grpc.aio.secure_channel(address, tls.credentials(), CLIENT_CHANNEL_OPTIONS)
         )

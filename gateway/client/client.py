@@ -24,6 +24,7 @@ from prefixgate.gateway.client.stream import AnswerStream, WarmStream
 from prefixgate.gateway.client.terms import CLIENT_CHANNEL_OPTIONS, DEFAULT_ADDRESS, Terms
 from prefixgate.gateway.client.tls import Tls
 from prefixgate.proto import gateway_pb2, gateway_pb2_grpc
+from prefixgate.proto.transport import IN_THE_CLEAR
 
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
@@ -47,11 +48,12 @@ class Client:
     ) -> None:
         """Connect at the first call. ``address`` is HOST:PORT, unix:/PATH or another target that gRPC knows.
 
-        ``timeout`` is for calls that set none. Without ``tls`` nothing is encrypted, the API key included.
+        ``timeout`` is for calls that set none. Without ``tls`` nothing is encrypted, the API key included, and no proxy
+        is used.
         """
         self._terms = Terms(api_key, timeout, retry)
         self._channel = (
-            grpc.insecure_channel(address, CLIENT_CHANNEL_OPTIONS)
+            grpc.insecure_channel(address, (*CLIENT_CHANNEL_OPTIONS, *IN_THE_CLEAR))
             if tls is None
             else grpc.secure_channel(address, tls.credentials(), CLIENT_CHANNEL_OPTIONS)
         )

@@ -11,6 +11,7 @@ import pytest
 from cryptography import x509
 
 from prefixgate.config.settings import GatewaySettings, SettingsError
+from prefixgate.gateway.client import AsyncClient, GatewayError
 from prefixgate.gateway.worker_link import WorkerLink, link_of
 from prefixgate.proto import worker_pb2, worker_pb2_grpc
 from prefixgate.proto.access import AccessGuard
@@ -58,6 +59,24 @@ def test_workers_on_other_machines_are_reached_by_tls_or_by_the_operators_word(w
     link_of(GatewaySettings(workers=(worker,), worker_ca="/ca.pem"), SECRET)
     link_of(GatewaySettings(workers=(worker,), insecure_workers=True), SECRET)
     link_of(GatewaySettings(workers=("unix:/a", "127.0.0.1:1", "[::1]:1", "localhost:1")), SECRET)
+
+
+def test_what_is_in_the_clear_goes_through_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("grpc_proxy", "https_proxy", "no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    # Where nothing listens: what would go there fails.
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+
+    async def test() -> None:
+        async with guarded_worker("127.0.0.1:0") as address:
+            assert await describe(WorkerLink(SECRET), address) == "fake"
+            async with AsyncClient(address) as client:
+                # It is reached, and is no gateway.
+                with pytest.raises(GatewayError) as refused:
+                    await client.stats()
+            assert refused.value.code is not grpc.StatusCode.UNAVAILABLE
+
+    asyncio.run(test())
 
 
 def test_each_call_shows_the_proof_also_on_a_unix_socket(tmp_path: Path) -> None:
