@@ -43,6 +43,7 @@ _SERVERS_FAULTS = frozenset(
 )
 """Statuses that make the span of a server an error; the others are its client's affair."""
 _CARRIED = ("traceparent", "tracestate")
+"""The second is text of the client's choice, up to kilobytes of it in each span: only of one who is trusted."""
 
 
 def sampler_of(sample_ratio: float) -> ParentBased:
@@ -73,7 +74,8 @@ class CallSpans:
         self._tracing.close(seconds)
 
     def _origin(self, metadata: Metadata) -> tuple[Parent, list[Link]]:
-        named = {key: value for key, value in metadata if key in _CARRIED and isinstance(value, str)}
+        carried = _CARRIED if self._trust_clients else _CARRIED[:1]
+        named = {key: value for key, value in metadata if key in carried and isinstance(value, str)}
         parent = context_of(named)
         if self._trust_clients:
             return parent, []

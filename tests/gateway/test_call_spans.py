@@ -267,6 +267,17 @@ class TestSampling:
         (root,) = self.begun(0, trust_clients=True, sampled=True)
         assert (trace_id(root), parent_id(root), list(root.links)) == (CLIENT_TRACE, CLIENT_SPAN, [])
 
+    def test_text_of_the_clients_choice_is_kept_only_of_one_who_is_trusted(self) -> None:
+        metadata = (("traceparent", traceparent(sampled=True)), ("tracestate", "vendor=" + "x" * 200))
+        context: Any = SimpleNamespace(invocation_metadata=lambda: metadata)
+        for trust_clients in (True, False):
+            recorded = Recorded()
+            trace = traced(recorded, trust_clients=trust_clients).begin("Stats", context)
+            trace.end(Call("Stats", "acme", "mine", task=None), grpc.StatusCode.OK)
+            (span,) = recorded.all()
+            (known,) = [span.parent] if span.parent else [link.context for link in span.links]
+            assert dict(known.trace_state) == ({"vendor": "x" * 200} if trust_clients else {})
+
     @pytest.mark.parametrize("value", UNREADABLE)
     def test_what_cannot_be_read_is_no_parent(self, value: str) -> None:
         metadata = (("traceparent", value), ("tracestate", "a=b"))
