@@ -27,6 +27,9 @@ LONG_PROMPT = 8192
 MAX_ATTEMPTS = 2
 """Workers that one call is sent to at most."""
 
+Beside = Callable[[Callable[[], list[BlockHash]], str], Awaitable[list[BlockHash]]]
+"""Runs work for a tenant, and brings what it returns."""
+
 
 class Fleet:
     """The workers of one gateway, for as long as ``run`` runs."""
@@ -69,14 +72,17 @@ class Fleet:
         """All workers that are known, whether or not they serve. May be read from other threads."""
         return tuple(self._members.values())
 
-    async def names_of_long(self, scope: CacheScope, token_ids: Sequence[int]) -> Sequence[BlockHash] | None:
+    async def names_of_long(
+        self, scope: CacheScope, token_ids: Sequence[int], beside: Beside
+    ) -> Sequence[BlockHash] | None:
         """Name the blocks of a prompt that is long, for ``place``, beside the event loop; None for others.
 
-        The thread shares the interpreter, so that nothing is faster: but other calls have their turns meanwhile.
+        ``beside`` is a thread's turn for the tenant. It shares the interpreter, so that nothing is faster: but other
+        calls have their turns meanwhile.
         """
         if len(token_ids) < LONG_PROMPT:
             return None
-        return await asyncio.to_thread(self._router.names, scope, token_ids)
+        return await beside(partial(self._router.names, scope, token_ids), scope.tenant)
 
     @contextmanager
     def place(

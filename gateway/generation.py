@@ -52,7 +52,8 @@ class Generator:
         model = self._fleet.model
         check_request(request, model.description, call.charge.limits)
         token_ids = await self._encoder.encode(request, model, call)
-        names = await self._fleet.names_of_long(model.scope(call.tenant, request.cache.salt), token_ids)
+        scope = model.scope(call.tenant, request.cache.salt)
+        names = await self._fleet.names_of_long(scope, token_ids, self._encoder.beside)
         failed: set[str] = set()
         while True:
             submit = self._submission(request, call, model.description, token_ids, time_remaining())

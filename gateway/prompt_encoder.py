@@ -1,7 +1,8 @@
 """A request's input to the token ids that the model gets."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from prefixgate.gateway.chat_template import ChatTemplateError
 from prefixgate.gateway.encoding_threads import EncodingThreads
@@ -11,6 +12,8 @@ from prefixgate.gateway.served_model import ServedModel
 from prefixgate.gateway.tokenizer import ControlTextError
 from prefixgate.proto import gateway_pb2
 from prefixgate.proto.fields import invalid
+
+T = TypeVar("T")
 
 Request = (
     gateway_pb2.GenerateRequest
@@ -57,6 +60,10 @@ class PromptEncoder:
         call.trace.encoded(seconds)
         call.record.prompt_tokens = len(ids)
         return ids
+
+    async def beside(self, work: Callable[[], T], tenant: str) -> T:
+        """Run other work on a tenant's prompt in the same threads: whoever has many waits for the others' turns."""
+        return await self._threads.run(work, characters=0, tenant=tenant)
 
 
 def encode_prompt(prompt: str, model: ServedModel) -> list[int]:

@@ -48,7 +48,7 @@ class Warmer:
             )
         call.charge.reserve(len(token_ids), 0)
         scope = model.scope(call.tenant, request.cache.salt)
-        names = await self._fleet.names_of_long(scope, token_ids)
+        names = await self._fleet.names_of_long(scope, token_ids, self._encoder.beside)
         told = 0
         failed: set[str] = set()
         while True:
