@@ -15,7 +15,10 @@ prefixgate=${PREFIXGATE:-prefixgate}
 mkdir -p "$folder"
 cd "$folder"
 
-[ -e hash.key ] || openssl rand -hex 32 > hash.key
+if [ ! -e hash.key ]; then
+    made=$(openssl rand -hex 32) # whole before there is a file, as that would be kept
+    echo "$made" > hash.key
+fi
 
 if [ ! -e settings.toml ]; then
     made=$("$prefixgate" key)

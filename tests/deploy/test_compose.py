@@ -74,3 +74,9 @@ def test_files_that_are_mounted_are_there(tmp_path: Path) -> None:
             assert (tmp_path / compose["secrets"][secret["source"]]["file"]).exists()
         if "build" in service:
             assert (COMPOSE.parent / service["build"]["context"] / service["build"]["dockerfile"]).exists()
+
+
+def test_nobody_administers_grafana_by_the_password_that_it_comes_with() -> None:
+    environment = read_services()["grafana"]["environment"]
+    assert (environment["GF_AUTH_DISABLE_LOGIN_FORM"], environment["GF_AUTH_BASIC_ENABLED"]) == ("true", "false")
+    assert environment["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"

@@ -1,8 +1,11 @@
 """The script that makes a deployment's secrets."""
 
+import os
 import stat
 import subprocess
 from pathlib import Path
+
+import pytest
 
 from prefixgate.config.settings import load_settings
 from prefixgate.gateway.tenants import digest_api_key
@@ -27,6 +30,21 @@ def test_what_is_there_is_kept(tmp_path: Path) -> None:
     assert before.items() <= after.items()
     run_script(tmp_path, "workers.example")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == after
+
+
+def test_a_key_that_could_not_be_made_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    failing = programs / "openssl"
+    failing.write_text("#!/bin/sh\nexit 1\n")
+    failing.chmod(0o755)
+    folder = tmp_path / "secrets"
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(programs), prepend=os.pathsep)
+        with pytest.raises(subprocess.CalledProcessError):
+            run_script(folder)
+    run_script(folder)
+    assert len(bytes.fromhex((folder / "hash.key").read_text())) == 32
 
 
 def test_certificates_are_the_authoritys_and_hold_the_name(tmp_path: Path) -> None:
