@@ -113,3 +113,15 @@ def test_whatever_is_asked_of_the_cache_calls_hear_what_they_would_alone(scaled:
     run_state_machine_as_test(
         ControlMachine, settings=settings(max_examples=scaled(1000), stateful_step_count=40, deadline=None)
     )
+
+
+class AheadControlMachine(ControlMachine):
+    """The same on a device that computes while the host goes on."""
+
+    is_ahead = True
+
+
+def test_the_same_holds_where_steps_are_launched_ahead(scaled: Callable[[int], int]) -> None:
+    run_state_machine_as_test(
+        AheadControlMachine, settings=settings(max_examples=scaled(1000), stateful_step_count=40, deadline=None)
+    )

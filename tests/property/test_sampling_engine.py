@@ -49,12 +49,14 @@ def alone(seed: int, length: int, sampling: SamplingParams, n: int) -> Call:
     return call
 
 
-@given(st.lists(asked, min_size=CALLS, max_size=CALLS), st.integers(14, 20), st.sampled_from([9, 24, 64]))
+@given(
+    st.lists(asked, min_size=CALLS, max_size=CALLS), st.integers(14, 20), st.sampled_from([9, 24, 64]), st.booleans()
+)
 @settings(max_examples=scaled(240), suppress_health_check=[HealthCheck.too_slow])
 def test_preempted_calls_sample_what_they_would_alone(
-    calls: list[tuple[int, SamplingParams, int]], num_blocks: int, budget: int
+    calls: list[tuple[int, SamplingParams, int]], num_blocks: int, budget: int, is_ahead: bool
 ) -> None:
-    driver = Driver(num_blocks, max_batch_tokens=budget, max_running=8)
+    driver = Driver(num_blocks, max_batch_tokens=budget, max_running=8, is_ahead=is_ahead)
     made = [submit(driver, seed % 2, *call) for seed, call in enumerate(calls)]
     driver.run()
     for seed, (call, wanted) in enumerate(zip(made, calls, strict=True)):
