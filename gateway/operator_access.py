@@ -17,8 +17,8 @@ from prefixgate.proto.http_server import Answer, Request, plain
 _CHALLENGE = {"WWW-Authenticate": 'Basic realm="prefixgate, key of the operator as password", charset="UTF-8"'}
 """Basic, since that is what a browser can ask its user for."""
 
-_FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
-"""Headers that only somebody in between writes."""
+_FORWARDED = ("forwarded", "x-forwarded", "x-real-ip", "via")
+"""Beginnings of headers that only somebody in between writes."""
 
 _HOST = re.compile(r"(?P<name>localhost|[0-9.]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]+)?")
 """Names of this machine alone, so far as their form tells."""
@@ -33,11 +33,16 @@ class OperatorAccess:
     def __init__(self, digests: Iterable[str] | None, *, is_local: bool) -> None:
         """``digests`` are those of the operator's keys, ``is_local`` whether this machine alone can reach the port."""
         self._is_local = is_local
+        self._asks_for_key = False
         self.replace(digests)
 
     def replace(self, digests: Iterable[str] | None) -> None:
-        """Know these keys, or none, from the next request on."""
+        """Know these keys, or none, from the next request on. Where there were some, a key is asked for ever after.
+
+        Keys that a file has lost by mistake would else open the page: what stands before the port may be a proxy.
+        """
         self._keys = KeyDigests((digest, "operator") for digest in digests or ())
+        self._asks_for_key = self._asks_for_key or bool(self._keys)
 
     @property
     def is_possible(self) -> bool:
@@ -51,7 +56,7 @@ class OperatorAccess:
         """
         if _is_of_another_site(request):
             return plain(HTTPStatus.FORBIDDEN, "the request comes from a page of another site")
-        if self._keys:
+        if self._asks_for_key:
             if self._keys.owner(_key(request.headers.get("authorization", ""))) is not None:
                 return None
             refusal = plain(HTTPStatus.UNAUTHORIZED, "the key of the operator is needed, as password or as bearer")
@@ -85,7 +90,8 @@ def _is_from_here(request: Request) -> bool:
     """
     host = _HOST.fullmatch(request.headers.get("host", ""))
     is_named = host is not None and (host["name"] == "localhost" or _is_loopback(host["name"].strip("[]")))
-    return is_named and _is_loopback(request.client) and not any(name in request.headers for name in _FORWARDED)
+    is_forwarded = any(name.startswith(_FORWARDED) for name in request.headers)
+    return is_named and _is_loopback(request.client) and not is_forwarded
 
 
 def _is_loopback(text: str) -> bool:

@@ -56,6 +56,7 @@ def test_without_keys_this_machine_is_let_in(host: str) -> None:
         request(host="0.0.0.0:8051"),
         Request({}, "127.0.0.1"),
         request(x_forwarded_for="10.0.0.7"),
+        request(x_forwarded_host="status.example"),
         request(forwarded="for=10.0.0.7"),
         request(via="1.1 proxy"),
         request("not an address"),
@@ -134,5 +135,9 @@ def test_keys_are_exchanged_while_it_runs() -> None:
     access.replace([digest_api_key(b"pg-new")])
     assert status(access, request(authorization=f"Bearer {KEY}")) is HTTPStatus.UNAUTHORIZED
     assert access.refusal(request(authorization="Bearer pg-new")) is None
+    # Keys that are lost open nothing.
     access.replace(None)
-    assert access.refusal(request()) is None
+    assert status(access, request()) is HTTPStatus.UNAUTHORIZED
+    assert status(access, request(authorization="Bearer pg-new")) is HTTPStatus.UNAUTHORIZED
+    access.replace(DIGESTS)
+    assert access.refusal(request(authorization=f"Bearer {KEY}")) is None
