@@ -21,8 +21,9 @@ class Surveyed(NamedTuple):
     """One answer."""
 
     survey: worker_pb2.WorkerSurvey
-    received_at: float
+    asked_at: float
     """On the monotonic clock."""
+    received_at: float
 
 
 class WorkerSurveys:
@@ -64,6 +65,7 @@ class WorkerSurveys:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _ask(self, member: Member, max_cells: int) -> None:
+        asked_at = time.monotonic()
         try:
             request = worker_pb2.SurveyRequest(max_cells=max_cells)
             survey = await member.client.connection.stub.Survey(request, timeout=_ANSWER_SECONDS)
@@ -71,6 +73,10 @@ class WorkerSurveys:
             # Lost meanwhile, or too busy, or of another version: none of that is news here.
             logger.debug("The worker at %s tells nothing of itself", member.address, exc_info=True)
             return
-        self.totals[member.address] = found = Surveyed(survey, time.monotonic())
+        found = Surveyed(survey, asked_at, time.monotonic())
+        last = self.totals.get(member.address)
+        # A map comes a step later than it was asked for, with totals of then: what has grown since would count twice.
+        if last is None or last.asked_at <= asked_at:
+            self.totals[member.address] = found
         if survey.HasField("map"):
             self.maps[member.address] = found
