@@ -12,6 +12,7 @@ umask 077
 folder=${1:?usage: deploy/secrets.sh FOLDER [WORKER-NAME]}
 worker_name=${2:-}
 prefixgate=${PREFIXGATE:-prefixgate}
+[[ $prefixgate != */* ]] || prefixgate=$(realpath "$prefixgate") # it is called from another folder
 mkdir -p "$folder"
 cd "$folder"
 

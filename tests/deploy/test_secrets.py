@@ -9,7 +9,8 @@ import pytest
 
 from prefixgate.config.settings import load_settings
 from prefixgate.gateway.tenants import digest_api_key
-from tests.deploy.secrets import run_script
+from tests.deploy.secrets import PREFIXGATE, run_script
+from tests.project.tree import ROOT
 
 
 def test_the_key_is_the_digests_and_nobody_else_can_read_it(tmp_path: Path) -> None:
@@ -52,3 +53,11 @@ def test_certificates_are_the_authoritys_and_hold_the_name(tmp_path: Path) -> No
     verify = ["openssl", "verify", "-CAfile", str(tmp_path / "authority.crt"), "-verify_hostname", "workers.example"]
     assert subprocess.run([*verify, str(tmp_path / "worker.crt")], capture_output=True).returncode == 0
     assert subprocess.run([*verify, str(tmp_path / "gateway.crt")], capture_output=True).returncode != 0
+
+
+def test_the_program_can_be_named_by_a_path_from_here(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "prefixgate").symlink_to(PREFIXGATE)
+    environment = {**os.environ, "PREFIXGATE": "bin/prefixgate"}
+    subprocess.run([str(ROOT / "deploy" / "secrets.sh"), "made"], check=True, cwd=tmp_path, env=environment)
+    assert (tmp_path / "made" / "api.key").read_text().startswith("pg-")
