@@ -147,7 +147,7 @@ class Engine:
             # All that it computes is for nobody, and who waits need not wait for that: the device goes by the order of
             # launches.
             self._flight = None
-        return bool(self._flight or self._scheduler.waiting or self._scheduler.running)
+        return bool(self._flight or self._scheduler.waiting or self._scheduler.running or self.inbox.num_submits)
 
     def seconds_to_expiry(self) -> float | None:
         """Time until a pin may expire, for which a step is due even without calls; None without pins."""

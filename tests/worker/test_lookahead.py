@@ -115,6 +115,17 @@ def test_a_call_that_comes_is_taken_in_by_the_step_after_the_one_that_runs() -> 
     assert (first.outputs, late.outputs) == (solo(words(20), 30), solo(words(33, 7), 5))
 
 
+def test_a_call_that_comes_while_the_last_step_runs_is_left_to_work_on() -> None:
+    driver = ahead_driver()
+    driver.submit(words(20), 4)
+    for _ in range(3):
+        driver.step()
+    call = driver.submit(words(20, 5), 4)
+    assert driver.step(), "the step that ends the first call takes in no other"
+    driver.run()
+    assert call.outputs == solo(words(20, 5), 4)
+
+
 def test_with_no_room_for_who_waits_the_steps_go_on_ahead() -> None:
     driver = ahead_driver(max_running=2)
     calls = [driver.submit(words(20, seed), 20) for seed in range(4)]
