@@ -21,9 +21,7 @@ def provide_prefixgate() -> None:
     """Make the import root of this tree, with ``benchmarks`` and ``tests`` beside it."""
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
-    found = importlib.util.find_spec("prefixgate")
-    places = [] if found is None else list(found.submodule_search_locations or [])
-    if not any((Path(place) / "worker" / "engine.py").resolve() == ROOT / "worker" / "engine.py" for place in places):
+    if not _is_this_tree():
         # Its packages are folders of this one.
         root = ModuleType("prefixgate")
         root.__path__ = [str(ROOT)]
@@ -37,6 +35,18 @@ def provide_prefixgate() -> None:
         for name in _STUBS:
             sys.modules[f"prefixgate.proto.{name}"] = stand_in = _Absent(f"prefixgate.proto.{name}")
             setattr(proto, name, stand_in)
+
+
+def _is_this_tree() -> bool:
+    """Whether ``prefixgate`` is importable and this tree's, as it is where it was installed to be edited.
+
+    Its parts are asked and not the root: that is no folder, and one put in its place would lack what others hold of it.
+    """
+    try:
+        found = importlib.util.find_spec("prefixgate.worker.engine")
+    except ModuleNotFoundError:
+        return False
+    return found is not None and found.origin is not None and Path(found.origin).resolve() == ROOT / "worker/engine.py"
 
 
 class _Absent(ModuleType):
