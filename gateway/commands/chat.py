@@ -2,11 +2,14 @@
 
 import argparse
 import contextlib
+import signal
 import sys
+import threading
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
-from prefixgate.gateway.client import Client, Conversation, GatewayError, GenerateOptions
+from prefixgate.gateway.client import AnswerStream, Client, Conversation, GatewayError, GenerateOptions
 from prefixgate.gateway.commands.answer import ShownAnswer, cached
 from prefixgate.gateway.commands.command import client_command, reason
 from prefixgate.gateway.commands.connection import open_client
@@ -49,20 +52,43 @@ def _run(args: argparse.Namespace) -> int:
 def _turn(client: Client, conversation: Conversation, question: str, options: dict[str, Any]) -> None:
     stream = client.chat(conversation, question, **options)
     shown = ShownAnswer(stream)
-    try:
-        usage = shown.read().usage
-    except KeyboardInterrupt:
-        # What was shown was said, so that it stays; where nothing was, there was no turn.
-        if stream.text:
-            conversation.add(question, stream.text)
-        write_text("\n")
-        remark("[broken off]")
-        return
+    with _closed_by_ctrl_c(stream) as closed:
+        try:
+            usage = shown.read().usage
+        except GatewayError:
+            if not closed.is_set():
+                raise
+            # What was shown was said, so that it stays; where nothing was, there was no turn.
+            if stream.text:
+                conversation.add(question, stream.text)
+            write_text("\n")
+            remark("[broken off]")
+            return
     write_text("\n")
     remark(
         f"[prompt {usage.prompt_tokens} tokens, {cached(usage)}; answer {usage.completion_tokens} tokens; "
         f"first token after {shown.first_token_seconds:.3f} s]"
     )
+
+
+@contextlib.contextmanager
+def _closed_by_ctrl_c(stream: AnswerStream) -> Iterator[threading.Event]:
+    """Have Ctrl-C close a stream; the event tells that it did.
+
+    Not by an exception: that can come while gRPC's own code holds a lock, which is then held for good, and the next
+    call of the same channel hears nothing any more. For the same reason the stream is closed by another thread.
+    """
+    closed = threading.Event()
+
+    def close(_number: int, _frame: FrameType | None) -> None:
+        closed.set()
+        threading.Thread(target=stream.close, daemon=True).start()
+
+    before = signal.signal(signal.SIGINT, close)
+    try:
+        yield closed
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _questions(is_terminal: bool) -> Iterator[str]:
