@@ -11,9 +11,10 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -222,7 +223,10 @@ def total(page: str, metric: str) -> float:
 @contextmanager
 def serving(arguments: Sequence[str]) -> Iterator["subprocess.Popen[bytes]"]:
     """Run ``prefixgate serve`` and stop it as an operator would, with SIGTERM."""
-    process = subprocess.Popen([sys.executable, "-m", "prefixgate.gateway", "serve", *arguments])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "prefixgate.gateway", "serve", *arguments], stderr=subprocess.PIPE
+    )
+    threading.Thread(target=pass_on_log, args=(process.stderr,), daemon=True).start()
     try:
         yield process
     finally:
@@ -232,6 +236,14 @@ def serving(arguments: Sequence[str]) -> Iterator["subprocess.Popen[bytes]"]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def pass_on_log(lines: Iterable[bytes]) -> None:
+    """Pass the log on but for the lines of calls, which this program tells itself."""
+    for line in lines:
+        if b"prefixgate.gateway.call_log" not in line:
+            sys.stderr.buffer.write(line)
+            sys.stderr.flush()
 
 
 def wait_until_ready(channel: grpc.Channel, process: "subprocess.Popen[bytes]") -> None:
