@@ -1,12 +1,10 @@
 """The page is made now and then, and served as bytes in between."""
 
-import time
-from collections.abc import Callable
-
 import pytest
 
 from prefixgate.proto.exposition import Family
 from prefixgate.proto.metrics_page import MetricsPage
+from tests.integration.waiting import until
 
 
 class Clock:
@@ -83,10 +81,10 @@ def test_a_started_page_is_made_before_it_is_asked_for() -> None:
     page.show(things)
     page.start()
     try:
-        until(lambda: things.reads >= 3)
+        until(lambda: things.reads >= 3, "three pages were made")
         reads = things.reads
         assert page.read().body.startswith(b"# HELP reads")
-        until(lambda: things.reads > reads)
+        until(lambda: things.reads > reads, "another page was made")
     finally:
         page.stop()
     reads = things.reads
@@ -102,9 +100,9 @@ def test_a_started_page_that_cannot_be_made_says_so_and_comes_back() -> None:
     try:
         page.read()
         things.broken = True
-        until(lambda: is_refused(page))
+        until(lambda: is_refused(page), "the page is refused")
         things.broken = False
-        until(lambda: not is_refused(page))
+        until(lambda: not is_refused(page), "the page is back")
     finally:
         page.stop()
 
@@ -115,10 +113,3 @@ def is_refused(page: MetricsPage) -> bool:
     except RuntimeError:
         return True
     return False
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
